@@ -20,6 +20,9 @@ class Accumulator:
 
     `append` and `append_table` add to an open batch and are all that most records need; None says that there is no
     open batch with space for it. Then the caller makes sure of memory (`has_memory`) and opens one (`append_new`).
+
+    Ctrl-C may come wherever a call ends: what belongs together is changed without one (`+=`, not `append`). A batch
+    that was open and queued would be sent twice.
     """
 
     def __init__(self, settings: ProducerSettings) -> None:
@@ -45,23 +48,21 @@ class Accumulator:
             or self.used_bytes + size_bytes > self.memory_bytes
         ):
             return None
-        self._add_row(batch, row, size_bytes)
-        return batch
-
-    def append_new(self, topic: str, partition: int, row: Row, size_bytes: int, now_s: float) -> ProducerBatch:
-        batch = self._open(topic, partition, now_s)
-        batch.rows = []
-        self._add_row(batch, row, size_bytes)
-        return batch
-
-    def _add_row(self, batch: ProducerBatch, row: Row, size_bytes: int) -> None:
-        assert batch.rows is not None
-        batch.rows.append(row)
+        batch.rows += (row,)
         if row[3]:
             batch.has_headers = True
         batch.count += 1
         batch.size_bytes += size_bytes
         self.used_bytes += size_bytes
+        return batch
+
+    def append_new(self, topic: str, partition: int, row: Row, size_bytes: int, now_s: float) -> ProducerBatch:
+        batch = self.new_batch(topic, partition, now_s)
+        batch.rows, batch.count = [row], 1
+        batch.has_headers = bool(row[3])
+        batch.size_bytes += size_bytes
+        self._open(batch)
+        return batch
 
     def append_table(self, topic: str, partition: int, part: TablePart) -> ProducerBatch | None:
         """Adds rows of a small table to the open batch of their partition, which is returned; None if there is no
@@ -76,30 +77,27 @@ class Accumulator:
             or self.used_bytes + part.size_bytes > self.memory_bytes
         ):
             return None
-        self._add_part(batch, part)
+        row_count, size_bytes = part.row_count, part.size_bytes
+        batch.tables += (part,)
+        batch.count += row_count
+        batch.size_bytes += size_bytes
+        self.used_bytes += size_bytes
         return batch
 
     def append_new_table(self, topic: str, partition: int, part: TablePart, now_s: float) -> ProducerBatch:
-        batch = self._open(topic, partition, now_s)
-        batch.tables = []
-        self._add_part(batch, part)
-        return batch
-
-    def _add_part(self, batch: ProducerBatch, part: TablePart) -> None:
-        assert batch.tables is not None
-        batch.tables.append(part)
-        batch.count += part.row_count
+        batch = self.new_batch(topic, partition, now_s)
+        batch.tables, batch.count = [part], part.row_count
         batch.size_bytes += part.size_bytes
-        self.used_bytes += part.size_bytes
-
-    def _open(self, topic: str, partition: int, now_s: float) -> ProducerBatch:
-        queue = self._queue(topic, partition)
-        if queue.open is not None:
-            queue.queued.append(queue.open)
-            self.additions += 1
-        batch = queue.open = self.new_batch(topic, partition, now_s)
-        self.used_bytes += batch.size_bytes
+        self._open(batch)
         return batch
+
+    def _open(self, batch: ProducerBatch) -> None:
+        queue = self._queue(batch.topic, batch.partition)
+        if queue.open is not None:
+            _close_open(queue)
+            self.additions += 1
+        queue.open = batch
+        self.used_bytes += batch.size_bytes
 
     def new_batch(self, topic: str, partition: int, now_s: float) -> ProducerBatch:
         """One that is to be filled and added by the caller."""
@@ -110,7 +108,7 @@ class Accumulator:
         queue = self._queue(batch.topic, batch.partition)
         is_news = not queue.queued  # otherwise there was something to send here already, and a reason not to
         _close_open(queue)
-        queue.queued.append(batch)
+        queue.queued += (batch,)
         self.additions += is_news
         self.used_bytes += batch.size_bytes
         return is_news
@@ -169,7 +167,7 @@ class Accumulator:
 
 def _close_open(queue: PartitionQueue) -> None:
     if queue.open is not None:
-        queue.queued.append(queue.open)
+        queue.queued += (queue.open,)
         queue.open = None
 
 
