@@ -134,7 +134,7 @@ class ProducerCore:
 
     def is_drained(self, transaction: TransactionCore) -> bool:
         """Whether nothing of the transaction is waiting or on its way: no batch, no partition, no offset."""
-        return not transaction.requests and self.accumulator.is_empty
+        return not (transaction.requests or transaction.offset_requests) and self.accumulator.is_empty
 
     def end_request(self, transaction: TransactionCore) -> Identity | None:
         """Whose transaction EndTxn is to end now; None if the coordinator knows of none."""

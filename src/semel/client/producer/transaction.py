@@ -84,7 +84,8 @@ class TransactionCore(WriteIdentity):
         self.state = ProducerTxnState.UNINITIALIZED
         self.error: KafkaError | None = None  # what led to ABORTABLE, FENCED or FATAL
         self.generation = 1
-        self.requests = 0  # AddPartitionsToTxn and offsets that are on their way: no end may overtake them
+        self.requests = 0  # AddPartitionsToTxn that are on their way: no end may overtake them
+        self.offset_requests: set[object] = set()  # the same, of offsets
         self.end_maybe_sent = False
         self._identity = None
         self._needs_epoch = False  # the next transaction must run under a new epoch
@@ -196,18 +197,18 @@ class TransactionCore(WriteIdentity):
         self.prepared = None
 
     # --- send_offsets_to_transaction ---
-    def add_offsets(self) -> Identity:
-        """A group's offsets are about to be sent; `offsets_ended` takes the outcome."""
+    def add_offsets(self, request: object = None) -> Identity:
+        """A group's offsets are about to be sent, in this request; `offsets_ended` takes the outcome."""
         self.check_accepts()
         assert self._identity is not None
         self._touched = True
-        self.requests += 1
+        self.offset_requests |= {request}
         return self._identity
 
-    def offsets_ended(self, group_id: str, error: BaseException | None) -> None:
+    def offsets_ended(self, group_id: str, error: BaseException | None, request: object = None) -> None:
         """After a timeout, or Ctrl-C, the same call may work: offsets are set, not added. Until it does, the
         transaction must not commit without them."""
-        self.requests -= 1
+        self.offset_requests -= {request}
         if error is None:
             self._groups_in_doubt.discard(group_id)
         elif isinstance(error, TimedOutError) or not isinstance(error, KafkaError):

@@ -83,18 +83,26 @@ class TransactionCalls:
         if not offsets:
             self.transaction.check_accepts()
             return
-        with self._changed:
-            identity = self.transaction.add_offsets()
-        failure: BaseException | None = None
+        request, failure = object(), None
         try:
+            with self._changed:
+                identity = self.transaction.add_offsets(request)
             await self.coordinator.commit_offsets(identity, group, offsets, self.transaction.generation, timeout_s)
         except BaseException as error:  # Ctrl-C, too
             failure = error
             raise
         finally:
-            with self._changed:
-                self.transaction.offsets_ended(group.group_id, failure)
-                self._changed.notify_all()
+            if request in self.transaction.offset_requests:
+                try:
+                    self._offsets_ended(group, failure, request)
+                except BaseException:  # Ctrl-C came within: the end of the transaction would wait for good
+                    self._offsets_ended(group, failure, request)
+                    raise
+
+    def _offsets_ended(self, group: GroupMetadata, failure: BaseException | None, request: object) -> None:
+        with self._changed:
+            self.transaction.offsets_ended(group.group_id, failure, request)
+            self._changed.notify_all()
 
     # --- prepare ---
     async def prepare(self, deadline: Deadline) -> PreparedTransaction:
