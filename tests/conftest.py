@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from semel.local.apache_kafka import ApacheKafka, KafkaMissing, java, kafka_libs
 from semel.local.brokers import SemelBroker
 from semel.local.postgres import PostgresMissing, PostgresServer, programs
+from semel.spark.session import LAUNCHER
 from tests.support.broker import ROOT, Cluster
 from tests.support.jvm import spark_options
 from tests.support.missing import MARK, skip_loudly
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: programs would not hear a Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_options())  # of every driver that a test starts
+# The Python of every session starts by way of the launcher: from Spark's zip it takes three times as long.
+os.environ.setdefault("SEMEL_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_PYTHON", str(LAUNCHER))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # brokers and drivers start by the hundred, and faster when compiled
 
 # An example that takes long says that the machine is busy, and nothing about the code.

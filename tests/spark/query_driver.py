@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-
 import semel
 
 

@@ -18,8 +18,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-
 import semel
 from semel import faults
 
