@@ -126,6 +126,9 @@ def configs(client: DirectClient, kind: int, name: str) -> dict[str, tuple[str, 
     [
         (GROUP, "consumer.session.timeout.ms", "45000", "50000", SOURCE_GROUP),
         (GROUP, "consumer.heartbeat.interval.ms", "5000", "6000", SOURCE_GROUP),
+        (GROUP, "consumer.assignment.interval.ms", "1000", "2000", SOURCE_GROUP),
+        (GROUP, "share.auto.offset.reset", "latest", "earliest", SOURCE_GROUP),
+        (GROUP, "streams.num.standby.replicas", "0", "1", SOURCE_GROUP),
         (CLIENT_METRICS, "interval.ms", "300000", "5000", SOURCE_METRICS),
         (CLIENT_METRICS, "metrics", "", "org.apache.", SOURCE_METRICS),
     ],
@@ -145,6 +148,32 @@ def test_groups_and_client_metrics_have_settings(
     soon(is_listed, True)
     assert set_config(client, kind, name, key, None) == E.NONE
     soon(lambda: configs(client, kind, name)[key], (default, SOURCE_DEFAULT))
+
+
+def test_every_setting_of_a_group_is_described_with_its_default(cluster: Cluster, client: DirectClient) -> None:
+    """Those of share and streams groups too, although only Kafka serves these."""
+    assert configs(client, GROUP, cluster.unique("described")) == {
+        name: (value, SOURCE_DEFAULT)
+        for name, value in {
+            "consumer.assignment.interval.ms": "1000",
+            "consumer.heartbeat.interval.ms": "5000",
+            "consumer.session.timeout.ms": "45000",
+            "share.assignment.interval.ms": "1000",
+            "share.auto.offset.reset": "latest",
+            "share.delivery.count.limit": "5",
+            "share.heartbeat.interval.ms": "5000",
+            "share.isolation.level": "read_uncommitted",
+            "share.partition.max.record.locks": "2000",
+            "share.record.lock.duration.ms": "30000",
+            "share.renew.acknowledge.enable": "true",
+            "share.session.timeout.ms": "45000",
+            "streams.assignment.interval.ms": "1000",
+            "streams.heartbeat.interval.ms": "5000",
+            "streams.initial.rebalance.delay.ms": "3000",
+            "streams.num.standby.replicas": "0",
+            "streams.session.timeout.ms": "45000",
+        }.items()
+    }
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,32 @@ SESSION_TIMEOUT_MS = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL_MS = "consumer.heartbeat.interval.ms"
 
 
+_NO_SHARE_GROUPS, _NO_STREAMS_GROUPS = "share groups are not served", "streams groups are not served"
+# Kafka's settings of groups that are accepted, kept and shown, and do nothing here.
+_OF_GROUPS_WITHOUT_EFFECT = (
+    _without_effect("consumer.assignment.interval.ms", "int", 1000, "partitions are assigned at once"),
+    _without_effect("consumer.assignor.offload.enable", "boolean", None, "partitions are assigned at once"),
+    _without_effect("share.session.timeout.ms", "int", 45_000, _NO_SHARE_GROUPS),
+    _without_effect("share.heartbeat.interval.ms", "int", 5000, _NO_SHARE_GROUPS),
+    _without_effect("share.record.lock.duration.ms", "int", 30_000, _NO_SHARE_GROUPS),
+    _without_effect("share.delivery.count.limit", "int", 5, _NO_SHARE_GROUPS),
+    _without_effect("share.partition.max.record.locks", "int", 2000, _NO_SHARE_GROUPS),
+    _without_effect("share.auto.offset.reset", "string", "latest", _NO_SHARE_GROUPS),
+    _without_effect("share.isolation.level", "string", "read_uncommitted", _NO_SHARE_GROUPS),
+    _without_effect("share.renew.acknowledge.enable", "boolean", True, _NO_SHARE_GROUPS),
+    _without_effect("share.assignment.interval.ms", "int", 1000, _NO_SHARE_GROUPS),
+    _without_effect("share.assignor.offload.enable", "boolean", None, _NO_SHARE_GROUPS),
+    _without_effect("streams.session.timeout.ms", "int", 45_000, _NO_STREAMS_GROUPS),
+    _without_effect("streams.heartbeat.interval.ms", "int", 5000, _NO_STREAMS_GROUPS),
+    _without_effect("streams.num.standby.replicas", "int", 0, _NO_STREAMS_GROUPS),
+    _without_effect("streams.initial.rebalance.delay.ms", "int", 3000, _NO_STREAMS_GROUPS),
+    _without_effect("streams.assignment.interval.ms", "int", 1000, _NO_STREAMS_GROUPS),
+    _without_effect("streams.assignor.offload.enable", "boolean", None, _NO_STREAMS_GROUPS),
+)
+# Those for which the broker has no default of its own.
+_OF_GROUPS_ALONE = ("share.auto.offset.reset", "share.isolation.level", "share.renew.acknowledge.enable")
+
+
 class ResourceKind(NamedTuple):
     """A kind of thing that has settings."""
 
@@ -195,6 +221,7 @@ KINDS: dict[int, ResourceKind] = {
         (
             Setting(SESSION_TIMEOUT_MS, "int", None, "KIP-848: session timeout of this group.", 1),
             Setting(HEARTBEAT_INTERVAL_MS, "int", None, "KIP-848: heartbeat interval of this group.", 1),
+            *_OF_GROUPS_WITHOUT_EFFECT,
         ),
     ),
     # Kafka keeps subscriptions also where no plugin takes metrics; its clients are not asked for any then.
@@ -232,10 +259,12 @@ def named_row(kind: int, name: str) -> Setting:
 
 def check_named_settings(settings: Settings, kind: int, texts: Mapping[str, str]) -> None:
     """SettingError unless these can be the settings of a group or a subscription."""
-    values = {name: named_row(kind, name).parse(text) for name, text in texts.items()}
+    rows = [named_row(kind, name) for name in texts]
+    values = {row.name: row.parse(texts[row.name]) for row in rows}
+    settings.accept(rows)
     if kind == GROUP:
-        for name, value in values.items():
-            _check_limits(settings, name, value)
+        for name in values.keys() & {SESSION_TIMEOUT_MS, HEARTBEAT_INTERVAL_MS}:
+            _check_limits(settings, name, values[name])
         timing = group_timing(settings, texts)
         if timing.session_timeout_ms <= timing.heartbeat_interval_ms:
             raise SettingError(f"{SESSION_TIMEOUT_MS} must be greater than {HEARTBEAT_INTERVAL_MS}")
@@ -333,13 +362,19 @@ def describe_named(
     for row in KINDS[kind].rows:
         if names and row.name not in names:
             continue
-        default = as_text(broker.settings[f"group.{row.name}"] if kind == GROUP else row.default)
-        name_of_default = f"group.{row.name}" if kind == GROUP else row.name
-        origins = [Origin(name_of_default, default, SOURCE_DEFAULT, default)]
+        origins = [_default_of_named(broker.settings, kind, row)]
         if row.name in own:
             origins.insert(0, Origin(row.name, own[row.name], source, own[row.name]))
-        entries.append(_entry(row.name, origins, row, is_read_only=False))
+        if origins[0].value is not None:
+            entries.append(_entry(row.name, origins, row, is_read_only=False))
     return entries
+
+
+def _default_of_named(settings: Settings, kind: int, row: Setting) -> Origin:
+    name = row.name if kind != GROUP or row.name in _OF_GROUPS_ALONE else f"group.{row.name}"
+    given = settings[name] if name in TABLE else None
+    default = as_text(row.default if given is None else given)
+    return Origin(name, default, SOURCE_DEFAULT, default)
 
 
 def _broker_origins(broker: BrokerNode, row: Setting) -> list[Origin]:
