@@ -230,3 +230,8 @@ def check_steps(steps: list[SagaStep]) -> None:
     names = [step.name for step in steps]
     if not names or len(set(names)) < len(names) or not all(names):
         raise ConfigError(f"a saga needs steps with different names, not {names}")
+    for step in steps:
+        for option, lowest in (("timeout_ms", 1), ("retries", 0), ("backoff_ms", 0), ("delay_ms", 0)):
+            value = getattr(step, option)
+            if type(value) is not int or value < lowest:
+                raise ConfigError(f"step {step.name!r} has {option}={value!r}; expected a whole number from {lowest}")

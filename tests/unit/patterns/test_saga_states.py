@@ -150,3 +150,13 @@ def test_steps_need_names_of_their_own() -> None:
     for steps in ([], [SagaStep("", nothing)], [STEPS[0], STEPS[0]]):
         with pytest.raises(ConfigError):
             check_steps(steps)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("timeout_ms", 0), ("timeout_ms", 1.5), ("retries", -1), ("backoff_ms", "1s"), ("delay_ms", 500.0)],
+)
+def test_numbers_of_a_step_are_whole(option: str, value: object) -> None:
+    """With another, every saga of these steps would be set aside as one that cannot be started."""
+    with pytest.raises(ConfigError, match=f"step 'pay' has {option}={value!r}"):
+        check_steps([SagaStep("pay", nothing, **{option: value})])  # type: ignore[arg-type]
