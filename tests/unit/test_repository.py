@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import statistics
 import subprocess
@@ -119,6 +120,23 @@ def test_help_pages_load_no_heavy_package() -> None:
 
 def examples() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def programs_with_arguments() -> list[str]:
+    """The commands of the README's table that need an address, or more."""
+    return re.findall(r"^\| `python (examples/\w+\.py) [^`]+` \|", README.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("program", programs_with_arguments())
+@pytest.mark.parametrize("given", [[], ["one", "two", "three", "four"]], ids=["without", "with too many"])
+def test_an_example_says_how_it_is_run(program: str, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [program, *given])
+    with pytest.raises(SystemExit, match=rf"(?m)^    python {program} \S+"):
+        runpy.run_path(str(ROOT / program), run_name="__main__")
+
+
+def test_most_examples_that_need_an_address_are_known() -> None:
+    assert len(programs_with_arguments()) >= 9
 
 
 @pytest.mark.parametrize("number", range(len(examples())))
