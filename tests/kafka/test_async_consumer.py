@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel.aio import AsyncConsumer, AsyncProducer
-from semel.client.consumer.rebalance import RebalanceListener
+from semel.client.consumer.core import RebalanceListener
 from semel.client.producer import Producer
 from semel.client.types import TopicPartition
 from tests.support.broker import Cluster

@@ -16,7 +16,7 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
-from semel.client.consumer.rebalance import RebalanceListener
+from semel.client.consumer.core import RebalanceListener
 from semel.client.errors import AbortableError, FencedError
 from semel.client.producer import Producer
 from semel.client.types import CommitFailedError, RebalanceError, TopicPartition

@@ -20,7 +20,7 @@ from semel.aio import AsyncConsumer, AsyncProducer
 from semel.client.admin import Admin
 from semel.client.admin.groups import GroupListing
 from semel.client.consumer import Consumer
-from semel.client.consumer.rebalance import RebalanceListener
+from semel.client.consumer.core import RebalanceListener
 from semel.client.errors import AbortableError, FatalError, UnsupportedByBrokerError
 from semel.client.producer import Producer
 from semel.client.types import CommitFailedError, TopicPartition

@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any
 
 from semel.client.consumer.commits import PendingCommit
-from semel.client.consumer.core import ConsumerCore, TopicSubscription
+from semel.client.consumer.core import ConsumerCore, RebalanceListener, TopicSubscription
 from semel.client.consumer.decode import ROWS, rows
 from semel.client.consumer.fetcher import FetchPlan
 from semel.client.consumer.fetching import CommittedLookUp, LeadersLookUp, OffsetsLookUp
 from semel.client.consumer.reader import ChunkReader
-from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import ConnectionFailedError, FatalError, FencedError, KafkaError, error_of
 from semel.client.group.consumer_protocol_core import ConsumerProtocolCore
 from semel.client.group.core import MemberCore, Sharing, subscribed_topics

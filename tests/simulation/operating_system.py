@@ -756,7 +756,7 @@ def _find_changes() -> list[Change]:
         for module in modules:
             for name, value in list(vars(module).items()):
                 changes.extend(_changes_of(module, name, value))
-        futures = importlib.import_module("semel.client.producer.futures")
+        futures = importlib.import_module("semel.client.producer.deliveries")
         changes.append((futures, "CONDITION", futures.CONDITION, SimulatedRLock()))
         sender = importlib.import_module("semel.client.producer.sender")
         changes.append((sender, "DeliveryCondition", sender.DeliveryCondition, SimulatedDeliveryCondition))

@@ -11,9 +11,9 @@ import pytest
 
 from semel.client.consumer import decode
 from semel.client.consumer.commits import CommitsCore, PendingCommit
+from semel.client.consumer.core import Rebalancer
 from semel.client.consumer.fetcher import FetchFailure
 from semel.client.consumer.fetching import FetchingCore
-from semel.client.consumer.rebalance import Rebalancer
 from semel.client.group.consumer_protocol_core import ConsumerProtocolCore
 from semel.client.group.core import MemberCore
 from semel.client.group.membership import MembershipChange

@@ -20,13 +20,13 @@ from semel.broker.transactions.states import TxnState
 from semel.client.consumer import fetching
 from semel.client.consumer.assigned_partitions import AssignedPartitions, ResetTo
 from semel.client.consumer.commits import CommitsCore, PendingCommit
+from semel.client.consumer.core import Rebalancer
 from semel.client.consumer.fetcher import Chunk
 from semel.client.consumer.fetching import FetchingCore
-from semel.client.consumer.rebalance import Rebalancer
 from semel.client.errors import KafkaError
+from semel.client.producer.accumulator import PartitionQueue
 from semel.client.producer.batches import Identity, ProducerBatch
 from semel.client.producer.core import ProducerCore
-from semel.client.producer.partition_queue import PartitionQueue
 from semel.client.producer.transaction import TransactionCore
 from semel.client.settings import ConsumerSettings
 from semel.client.types import TopicPartition

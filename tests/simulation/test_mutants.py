@@ -58,16 +58,15 @@ from semel.client.cluster_calls import ReconnectBackoff
 from semel.client.connection import BrokerConnection
 from semel.client.consumer import decode
 from semel.client.consumer.base import ConsumerBase
-from semel.client.consumer.commit_driver import CommitDriver
 from semel.client.consumer.commits import CommitsCore, PendingCommit
-from semel.client.consumer.iteration import Iteration
+from semel.client.consumer.engine import CommitDriver
+from semel.client.consumer.reader import Iteration
 from semel.client.errors import CommitUncertainError, KafkaError
-from semel.client.producer.accumulator import Accumulator
+from semel.client.producer.accumulator import Accumulator, PartitionQueue
 from semel.client.producer.batches import ProducerBatch
 from semel.client.producer.coordinator import EndUnknownError
 from semel.client.producer.core import ProducerCore
 from semel.client.producer.handle import PartitionWriter, TransactionOwner
-from semel.client.producer.partition_queue import PartitionQueue
 from semel.client.producer.producer import ProducerTransaction
 from semel.client.producer.sender import Sender
 from semel.client.producer.transaction import TransactionCore

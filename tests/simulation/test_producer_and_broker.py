@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from semel.client.producer.accumulator import PartitionQueue
 from semel.client.producer.batches import Identity, ProducerBatch
 from semel.client.producer.core import ProducerCore
 from semel.client.producer.identities import IdempotentIdentity
-from semel.client.producer.partition_queue import PartitionQueue
 from semel.protocol.errors import ErrorCode
 from semel.storage import PartitionLog, StorageError, SyncGroup
 from tests.simulation.two_phase_workload import two_phase

@@ -42,8 +42,7 @@ from semel.client.producer.transaction import PreparedTransaction, TransactionCo
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import TransactionCalls
 from semel.client.settings import ProducerSettings
-from semel.client.timeouts import timeout_in_ms
-from semel.client.timing import Deadline
+from semel.client.timing import Deadline, timeout_in_ms
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 
 if TYPE_CHECKING:

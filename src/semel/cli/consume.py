@@ -137,7 +137,7 @@ def _read_as_member(consumer: Consumer, args: argparse.Namespace, write: Callabl
 
 
 def _move_to(consumer: Consumer, where: str) -> Any:
-    from semel.client.consumer.rebalance import RebalanceListener
+    from semel.client.consumer.core import RebalanceListener
 
     class Mover(RebalanceListener):
         def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:

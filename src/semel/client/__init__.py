@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from semel.client.admin import Admin as Admin
     from semel.client.cluster import Cluster as Cluster
     from semel.client.consumer import Consumer as Consumer
-    from semel.client.consumer.rebalance import RebalanceListener as RebalanceListener
+    from semel.client.consumer.core import RebalanceListener as RebalanceListener
     from semel.client.errors import AbortableError as AbortableError
     from semel.client.errors import CommitUncertainError as CommitUncertainError
     from semel.client.errors import FatalError as FatalError

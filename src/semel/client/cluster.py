@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from semel.client.closing import Closing
 from semel.client.cluster_calls import ClusterCalls, ReconnectBackoff, Request, Response, Result, Target
 from semel.client.connection import BrokerConnection
 from semel.client.errors import ClosedError, ConnectionFailedError
-from semel.client.immediate import blocking, run
+from semel.client.immediate import Closing, blocking, run
 from semel.client.metadata import Metadata
 from semel.client.settings import ClientSettings
 from semel.client.timing import Backoff, Clock, Deadline

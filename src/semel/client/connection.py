@@ -32,8 +32,8 @@ from semel.client.handshake import (
     opening,
     refused_certificate,
     timed_out,
+    tls_context,
 )
-from semel.client.security import tls_context
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Capabilities, Pending, Wire

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
@@ -49,3 +49,17 @@ def blocked(
         return run(call(self, *args, **keywords))
 
     return method
+
+
+# --- What can be used in a `with` block, and is closed at its end ---
+
+
+class Closing:
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

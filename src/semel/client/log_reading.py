@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from semel.client import log_calls
+from semel.client import log_view
 from semel.client.cluster import Cluster
 from semel.client.cluster_calls import Leader
 from semel.client.errors import FatalError, TimedOutError, error_of
@@ -14,8 +14,8 @@ from semel.client.timing import Deadline
 from semel.protocol.batch import BatchHeader, read_header
 from semel.protocol.messages import transactions as messages
 
-fetch_once = blocking(log_calls.fetch_once)
-find_end = blocking(log_calls.find_end)
+fetch_once = blocking(log_view.fetch_once)
+find_end = blocking(log_view.find_end)
 
 
 def header_at(cluster: Cluster, place: Place, offset: int, timeout_s: float) -> BatchHeader:

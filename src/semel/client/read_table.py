@@ -12,9 +12,8 @@ import pyarrow as pa
 from semel.client.consumer import Consumer
 from semel.client.consumer.decode import Form, output_schema
 from semel.client.errors import ConfigError, TableTooLargeError, TimedOutError
-from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
-from semel.client.types import OffsetOutOfRangeError, TopicPartition, UnknownPartitionError
+from semel.client.types import OffsetOutOfRangeError, TopicPartition, UnknownPartitionError, timestamp_ms
 from semel.protocol.arrow_numbers import to_numpy
 from semel.protocol.errors import ErrorCode
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from semel.client.errors import ConcurrentUseError, IllegalStateError
-from semel.client.timeouts import refuse_seconds
+from semel.client.timing import refuse_seconds
 
 Kind = TypeVar("Kind", bound=type)
 Parameters = ParamSpec("Parameters")

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from semel.client.timeouts import timeout_in_ms
+from semel.client.timing import timeout_in_ms
 from semel.local.processes import Process, ProcessFailed, free_ports
 
 

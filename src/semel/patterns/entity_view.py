@@ -16,8 +16,7 @@ import msgspec
 
 from semel.client.consumer import Consumer
 from semel.client.errors import ConfigError, TimedOutError
-from semel.client.timeouts import timeout_in_ms
-from semel.client.timing import Backoff
+from semel.client.timing import Backoff, timeout_in_ms
 from semel.client.types import ConsumerRecord, TopicPartition
 from semel.patterns.catching_up import POLL_MS, read_up_to
 from semel.patterns.state_store import StateError

@@ -20,7 +20,7 @@ import msgspec
 from semel.client.consumer import Consumer
 from semel.client.errors import ConfigError, DeliveryTimedOutError, FatalError, KafkaError, TimedOutError
 from semel.client.producer import Producer
-from semel.client.timeouts import timeout_in_ms
+from semel.client.timing import timeout_in_ms
 from semel.client.types import ConsumerRecord, TopicPartition
 from semel.client.waiting import LastingCondition
 from semel.patterns.topic_sets import partition_count

@@ -28,7 +28,7 @@ from semel.client.admin import Admin
 from semel.client.admin.risks import warn_of_risks
 from semel.client.cluster_calls import group_coordinator
 from semel.client.consumer import Consumer
-from semel.client.consumer.rebalance import RebalanceListener
+from semel.client.consumer.core import RebalanceListener
 from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FatalError, FencedError, KafkaError
 from semel.client.immediate import run
 from semel.client.metrics import Measured, MetricsTable

@@ -29,7 +29,7 @@ from semel.client.dead_letters import REASON_CHARACTERS, reason_of
 from semel.client.errors import ConfigError, KafkaError, TimedOutError
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
-from semel.client.timeouts import timeout_in_ms
+from semel.client.timing import timeout_in_ms
 from semel.client.types import ConsumerRecord, TopicPartition
 from semel.client.waiting import Flag
 from semel.patterns.catching_up import read_up_to

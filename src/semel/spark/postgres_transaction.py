@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from semel import faults
-from semel.client.closing import Closing
+from semel.client.immediate import Closing
 from semel.client.timing import Backoff, Deadline
 from semel.sinks.postgres.errors import (
     DatabaseConflictError,

@@ -20,9 +20,8 @@ from typing import Any
 from semel import faults
 from semel.client.admin.calls import AdminCalls
 from semel.client.admin.risks import warn_of_risks
-from semel.client.closing import Closing
 from semel.client.errors import FencedError, KafkaError
-from semel.client.immediate import run
+from semel.client.immediate import Closing, run
 from semel.client.producer.coordinator import EndUnknownError
 from semel.client.producer.handle import TransactionHandle, TransactionOwner, WrittenPartition
 from semel.client.types import OffsetAndMetadata

@@ -19,7 +19,6 @@ CORES = [
             "batches",
             "core",
             "identities",
-            "partition_queue",
             "transaction",
             "transaction_states",
         )
@@ -44,9 +43,7 @@ CORES = [
             "core",
             "fetcher",
             "fetching",
-            "iteration",
             "reader",
-            "rebalance",
         )
     ),
     "metadata",
@@ -58,9 +55,7 @@ DRIVERS = {
     "aside",
     "cluster",
     "connection",
-    "consumer.commit_driver",
     "consumer.engine",
-    "consumer.fetch_driver",
     "group.member",
     "group.offsets",
     "network",

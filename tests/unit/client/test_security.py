@@ -9,7 +9,7 @@ import hmac
 import pytest
 
 from semel.client.errors import AuthenticationError, ConfigError
-from semel.client.security import Exchange, plain, scram, tls_context
+from semel.client.handshake import Exchange, plain, scram, tls_context
 from semel.client.settings import ClientSettings
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from semel import ConfigError
 from semel.client import ConsumerRecord
-from semel.client.timestamps import datetime_of, timestamp_ms
+from semel.client.types import datetime_of, timestamp_ms
 
 NOON = datetime(2024, 2, 29, 12, 0, 0, 123_999, tzinfo=UTC)
 NOON_MS = 1_709_208_000_123

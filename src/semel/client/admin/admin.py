@@ -16,9 +16,8 @@ from typing import Any
 
 from semel.client.admin.base import admin_settings
 from semel.client.admin.calls import AdminCalls
-from semel.client.closing import Closing
 from semel.client.cluster import Cluster
-from semel.client.immediate import blocking
+from semel.client.immediate import Closing, blocking
 from semel.client.settings import ClientSettings
 
 

@@ -23,9 +23,8 @@ from semel.client.group.offset_calls import list_offsets_retried
 from semel.client.group.offset_requests import EARLIEST, LATEST, FoundOffset
 from semel.client.metadata import BrokerAddress
 from semel.client.settings import ClientSettings
-from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
-from semel.client.types import OffsetAndTimestamp, TopicPartition
+from semel.client.types import OffsetAndTimestamp, TopicPartition, timestamp_ms
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import configs as config_messages
 from semel.protocol.messages import records as record_messages

@@ -1,14 +1,13 @@
 """Reading records: assigned partitions or those of a group, rows or Arrow tables.
 
-consumer   `Consumer`, which waits in its thread     base                 the calls that users make, as coroutines
-core       what it decides about its group           engine               its driver: turns of its loop, waiting
-fetching   where to start, what a response means     fetch_driver         sends fetches, looks offsets and leaders up
-fetcher    what to fetch next, and what came         commit_driver        sends commits, and calls back
-commits    the order of commits                      assigned_partitions  where each partition stands
-reader     hands out what was fetched                rebalance            what a new assignment does to the consumer
-iteration  which records were yielded                decode               record batches to rows or columns
+consumer   `Consumer`, which waits in its thread   base                 the calls that users make, as coroutines
+core       its group, and what a new assignment    engine               its drivers: fetches, commits, turns of its loop
+           does to it                              assigned_partitions  where each partition stands
+fetching   where to start, what a response means   fetcher              what to fetch next, and what came
+commits    the order of commits                    reader               hands out what was fetched
+decode     record batches to rows or columns
 
-Those without I/O: core, fetching, fetcher, commits, reader, iteration, assigned_partitions, rebalance.
+Those without I/O: core, fetching, fetcher, commits, reader, assigned_partitions.
 See docs/decisions/0032.
 """
 

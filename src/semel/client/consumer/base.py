@@ -18,20 +18,16 @@ import msgspec
 
 from semel.client.consumer.assigned_partitions import PartitionState, ResetTo
 from semel.client.consumer.commits import Callback, PendingCommit
-from semel.client.consumer.core import TopicSubscription
-from semel.client.consumer.deserialize import Deserializers
+from semel.client.consumer.core import RebalanceListener, TopicSubscription
 from semel.client.consumer.engine import ConsumerEngine, checked_partitions, log
-from semel.client.consumer.iteration import Iteration, RecordRun
-from semel.client.consumer.reader import ChunkReader
-from semel.client.consumer.rebalance import RebalanceListener
+from semel.client.consumer.reader import ChunkReader, Iteration, RecordRun
 from semel.client.errors import ConfigError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.group.offset_calls import fetch_committed, list_offsets_retried
 from semel.client.group.offset_requests import EARLIEST, LATEST, FoundOffset
 from semel.client.metrics import ConsumerMetrics
 from semel.client.network import Connection, Network
-from semel.client.serde import checked
+from semel.client.serde import Deserializers, checked
 from semel.client.settings import ConsumerSettings
-from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
 from semel.client.types import (
     CommitFailedError,
@@ -43,6 +39,7 @@ from semel.client.types import (
     RebalanceError,
     TopicPartition,
     checked_topic,
+    timestamp_ms,
 )
 from semel.protocol.errors import ErrorCode
 from semel.protocol.schema import NO_UUID

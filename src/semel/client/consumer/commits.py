@@ -1,7 +1,7 @@
 """The commits of one consumer, in one order: the offsets that stay are those of the last call. No I/O, no clock.
 
 All go through one queue. Requests that are not waited for follow each other on one connection, which the broker works
-through in order; a commit that is tried again is alone on its way. A driver (`commit_driver.py`) sends them:
+through in order; a commit that is tried again is alone on its way. A driver (`engine.py`) sends them:
 
     commit = core.add(...)                   # then, in turns:
     core.expire(now_s)                       # fails what has waited too long to be sent

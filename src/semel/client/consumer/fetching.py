@@ -2,7 +2,7 @@
 
 A state machine without a thread, a socket, a clock or a lock around the plans and chunks of `fetcher.py`. Events and
 the time are arguments of its methods; requests, look-ups and the time of the next retry come out of them. A driver
-(`fetch_driver.py`) owns the rest:
+(`engine.py`) owns the rest:
 
     core.unresolved(now_s)              # offsets to look up; then committed_found or offsets_found, or look_up_failed
     core.stale_leaders(now_s)           # leaders to look up; then leaders_found, or look_up_failed

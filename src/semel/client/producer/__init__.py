@@ -2,15 +2,15 @@
 
 What it decides, without I/O, lock or clock (decision 32):
 core             what is sent when, what responses mean    identities          under which id and epoch
-accumulator      where rows go and wait, memory is counted partition_queue     order and retries of a partition
-transaction      a transaction and its failures            transaction_states  its life as one table
-batches          one batch                                 records             what `send` is given, as rows
+accumulator      where rows wait, and in which order       transaction         a transaction and its failures
+batches          one batch                                 transaction_states  its life as one table
+records          what `send` is given, as rows
 
 What it does:
 producer         `Producer`, the calls that users make     sender              drives the core: lock, network, waiting
 transactions     the calls of a transaction                coordinator         their requests
-deliveries       what a program holds of its records       futures             what makes them futures
-tables           Arrow tables to batches                   handle              one transaction, many processes
+deliveries       what a program holds of its records       handle              one transaction, many processes
+tables           Arrow tables to batches
 """
 
 from __future__ import annotations

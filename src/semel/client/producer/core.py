@@ -30,10 +30,9 @@ from semel.client.errors import (
     error_of,
 )
 from semel.client.metrics import ProducerCounters
-from semel.client.producer.accumulator import Accumulator
+from semel.client.producer.accumulator import GAP_ERRORS, MAX_UNACKED, Accumulator, FailedBatchAction, PartitionQueue
 from semel.client.producer.batches import Identity, Place, ProducerBatch
 from semel.client.producer.identities import WriteIdentity
-from semel.client.producer.partition_queue import GAP_ERRORS, MAX_UNACKED, FailedBatchAction, PartitionQueue
 from semel.client.producer.transaction import TransactionCore
 from semel.client.settings import ProducerSettings
 from semel.protocol.errors import EncodeError, ErrorCode, Recovery

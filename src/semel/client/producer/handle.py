@@ -23,9 +23,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from semel.client.closing import Closing
 from semel.client.cluster import Cluster
 from semel.client.errors import FatalError, IllegalStateError, KafkaError, TimedOutError
+from semel.client.immediate import Closing
 from semel.client.log_reading import find_end, header_at, last_sequences, opening_header
 from semel.client.producer.batches import Identity, Place, ProducerBatch
 from semel.client.producer.coordinator import CoordinatorClient, new_identity

@@ -24,7 +24,6 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from semel.client.closing import Closing
 from semel.client.cluster import Cluster
 from semel.client.errors import (
     ClosedError,
@@ -32,6 +31,7 @@ from semel.client.errors import (
     IllegalStateError,
     KafkaError,
 )
+from semel.client.immediate import Closing
 from semel.client.metrics import ProducerMetrics
 from semel.client.producer.base import (
     ABORTED_AT_CLOSE,
@@ -50,8 +50,7 @@ from semel.client.producer.transaction import PreparedTransaction, TransactionCo
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import Transactions
 from semel.client.settings import ProducerSettings
-from semel.client.timeouts import timeout_in_ms
-from semel.client.timing import Deadline
+from semel.client.timing import Deadline, timeout_in_ms
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 from semel.protocol.partitioning import partition_for_key
 

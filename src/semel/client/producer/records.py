@@ -9,7 +9,7 @@ from typing import Any
 from semel.client.errors import ConfigError, RecordTooLargeError, SerializationError
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Row
 from semel.client.serde import InContext, checked
-from semel.client.timestamps import timestamp_ms
+from semel.client.types import timestamp_ms
 from semel.protocol.batch import HEADER_SIZE
 
 Bytes = bytes | bytearray | memoryview | str

@@ -13,11 +13,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from semel.client.cluster_calls import ClusterCalls, Leader, NodeTarget
 from semel.client.errors import BufferFullError, ConnectionFailedError, KafkaError
+from semel.client.producer.accumulator import PartitionQueue
 from semel.client.producer.batches import Place, ProducerBatch
 from semel.client.producer.coordinator import CoordinatorCalls, request_identity
 from semel.client.producer.core import NEVER_S, Produce, ProducerCore
 from semel.client.producer.identities import WriteIdentity
-from semel.client.producer.partition_queue import PartitionQueue
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Pending

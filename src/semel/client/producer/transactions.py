@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from semel.client.errors import FencedError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.immediate import blocking
-from semel.client.log_calls import find_decision
+from semel.client.log_view import find_decision
 from semel.client.producer.batches import Identity
 from semel.client.producer.coordinator import CoordinatorCalls, CoordinatorClient, EndAnswer, EndUnknownError
 from semel.client.producer.sending import BatchSender

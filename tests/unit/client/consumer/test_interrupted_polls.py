@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel.client import Consumer, Producer
-from semel.client.consumer import base, decode, engine, fetch_driver, fetcher, reader
+from semel.client.consumer import base, decode, engine, fetcher, reader
 from semel.client.immediate import run
 from semel.local.brokers import SemelBroker
 from tests.support.reading import create_topic
@@ -26,8 +26,8 @@ POINTS: list[tuple[Any, str]] = [
     (decode, "decode_all"),
     (engine.ConsumerEngine, "wait"),
     (engine.ConsumerEngine, "turn"),
-    (fetch_driver.FetchDriver, "receive"),
-    (fetch_driver.FetchDriver, "send"),
+    (engine.FetchDriver, "receive"),
+    (engine.FetchDriver, "send"),
     (base.ConsumerBase, "_fetch_ahead"),
     (reader.ChunkReader, "take"),
 ]

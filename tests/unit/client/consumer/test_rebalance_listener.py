@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from semel.client.consumer.assigned_partitions import AssignedPartitions
-from semel.client.consumer.core import ConsumerCore, TopicSubscription
-from semel.client.consumer.rebalance import RebalanceListener, Rebalancer
+from semel.client.consumer.core import ConsumerCore, RebalanceListener, Rebalancer, TopicSubscription
 from semel.client.immediate import run
 from semel.client.metadata import Metadata
 from semel.client.settings import ConsumerSettings

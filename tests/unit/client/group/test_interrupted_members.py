@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from semel.client import Consumer, Producer, connection, frames, network, wire
-from semel.client.consumer import assigned_partitions, commit_driver, commits, fetcher, rebalance
+from semel.client.consumer import assigned_partitions, commits, engine, fetcher
+from semel.client.consumer import core as consumer_core
 from semel.client.group import consumer_protocol_core, core, member
 from semel.client.immediate import run
 from semel.local.brokers import SemelBroker
@@ -39,19 +40,19 @@ CONSUMER: list[tuple[Any, str]] = [
     (consumer_protocol_core.ConsumerProtocolCore, "_keep_only"),
     (consumer_protocol_core.ConsumerProtocolCore, "take_change"),
     (consumer_protocol_core.ConsumerProtocolCore, "adopted"),
-    (rebalance.Rebalancer, "apply_change"),
-    (rebalance.Rebalancer, "adopt"),
+    (consumer_core.Rebalancer, "apply_change"),
+    (consumer_core.Rebalancer, "adopt"),
     (assigned_partitions.AssignedPartitions, "assign"),
 ]
 POINTS: list[tuple[Any, str]] = [
     (network, "in_thread"),
     (member.GroupMember, "_start_heartbeats"),
     (network.BlockingNetwork, "background"),
-    (rebalance.Rebalancer, "apply_change"),
-    (rebalance.Rebalancer, "adopt"),
+    (consumer_core.Rebalancer, "apply_change"),
+    (consumer_core.Rebalancer, "adopt"),
     (assigned_partitions.AssignedPartitions, "assign"),
-    (commit_driver, "offset_commit_request"),
-    (commit_driver, "offset_commit_error"),
+    (engine, "offset_commit_request"),
+    (engine, "offset_commit_error"),
     (commits.CommitsCore, "sent"),
     (commits.CommitsCore, "responded"),
     (fetcher.Fetcher, "absorb"),

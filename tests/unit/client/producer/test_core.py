@@ -24,6 +24,7 @@ from semel.client.errors import (
     RetriableError,
     TimedOutError,
 )
+from semel.client.producer.accumulator import PartitionQueue
 from semel.client.producer.batches import Identity, ProducerBatch
 from semel.client.producer.core import MOVED, Produce, ProducerCore
 from semel.client.producer.identities import (
@@ -32,7 +33,6 @@ from semel.client.producer.identities import (
     IdempotentIdentity,
     WriteIdentity,
 )
-from semel.client.producer.partition_queue import PartitionQueue
 from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.settings import ProducerSettings

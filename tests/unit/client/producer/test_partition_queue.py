@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from semel.client.producer.accumulator import MAX_UNACKED, FailedBatchAction, PartitionQueue
 from semel.client.producer.batches import NO_IDENTITY, Identity, ProducerBatch, encode_rows
-from semel.client.producer.partition_queue import MAX_UNACKED, FailedBatchAction, PartitionQueue
 from semel.protocol.batch import read_header
 from semel.protocol.errors import ErrorCode
 from semel.protocol.rows import decode_batch
