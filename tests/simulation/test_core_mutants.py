@@ -202,12 +202,12 @@ def abort_what_was_to_be_kept(patch: Patch) -> None:
 
 
 def forget_at_a_restart_who_keeps_a_transaction(patch: Patch) -> None:
-    from semel.broker.transactions import ids
+    from semel.broker.transactions import records
     from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID
 
-    encode = ids.encode_value
+    encode = records.encode_value
     patch.setattr(
-        ids, "encode_value", lambda txn: encode(txn._replace(next_epoch=NO_EPOCH, next_producer_id=NO_PRODUCER_ID))
+        records, "encode_value", lambda txn: encode(txn._replace(next_epoch=NO_EPOCH, next_producer_id=NO_PRODUCER_ID))
     )
 
 

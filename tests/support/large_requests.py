@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from semel.broker.table import TABLE
+from semel.broker.dispatch import TABLE
 from semel.protocol.api import Api
 from semel.protocol.apis import NAMES, api_of
 from semel.protocol.schema import Field, FieldKind, Struct, fields_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from semel.broker import connection, server
 from semel.broker.handlers import fetch
-from semel.broker.settings_table import TABLE
+from semel.broker.settings import TABLE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 

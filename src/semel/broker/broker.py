@@ -19,8 +19,7 @@ from semel.broker.counters import Counters
 from semel.broker.fetch_sessions import Fetches
 from semel.broker.groups import GroupCoordinator
 from semel.broker.quotas import Quotas
-from semel.broker.settings import Settings, parse_dynamic
-from semel.broker.settings_table import SettingError
+from semel.broker.settings import SettingError, Settings, parse_dynamic
 from semel.broker.store import NEXT_PRODUCER_ID, Store
 from semel.broker.topics import CONSUMER_OFFSETS, TRANSACTION_STATE, TopicPartition, Topics
 from semel.broker.transactions import TransactionCoordinator

@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from semel.broker.settings import Settings
-from semel.broker.settings_table import HOUR_MS, MINUTE_MS, TABLE, THROTTLES, Setting, SettingError, as_text
+from semel.broker.settings import HOUR_MS, MINUTE_MS, TABLE, THROTTLES, Setting, SettingError, Settings, as_text
 from semel.protocol.errors import ErrorCode
 from semel.storage import LogConfig
 

@@ -12,8 +12,7 @@ from uuid import UUID, uuid4
 
 from semel.broker import resource_settings
 from semel.broker.partition_plan import PartitionPlan, find_folders, plan_partitions
-from semel.broker.settings import Settings
-from semel.broker.settings_table import SettingError
+from semel.broker.settings import SettingError, Settings
 from semel.broker.store import NEXT_PRODUCER_ID, Store
 from semel.broker.turns import at_once
 from semel.protocol.errors import ErrorCode

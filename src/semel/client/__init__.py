@@ -46,7 +46,7 @@ _HOMES = {
     "producer.deliveries": ("Delivery", "TableDelivery"),
     "cluster": ("Cluster",),
     "consumer": ("Consumer",),
-    "consumer.rebalance": ("RebalanceListener",),
+    "consumer.core": ("RebalanceListener",),
     "types": (
         "CommitFailedError",
         "ConsumerRecord",

@@ -73,7 +73,7 @@ APIS: dict[int, tuple[str, str, int | None]] = {
     69: ("groups", "consumer_group_describe", 0),
     74: ("configs", "list_config_resources", 0),
     75: ("cluster", "describe_topic_partitions", 0),
-    20000: ("observation", "describe_transaction_events", 0),  # semel's own
+    20000: ("transactions", "describe_transaction_events", 0),  # semel's own
 }
 
 FIRST_OWN_KEY = 20000  # from here on: APIs that Kafka does not have

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from semel.broker.connection import MAX_PENDING, Connection
-from semel.broker.dispatch import Dispatcher, Served
+from semel.broker.dispatch import TABLE, Dispatcher, Served
 from semel.broker.receive_buffer import SharedBuffer
-from semel.broker.table import TABLE
 from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataResponse
 from semel.protocol.messages.records import FETCH, PRODUCE, FetchRequest, FetchResponse, ProduceRequest, ProduceResponse
 from tests.support.waiting import PATIENCE_S

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.table import TABLE
+from semel.broker.dispatch import TABLE
 from semel.broker.turns import TURN_S
 from semel.protocol.api import Api
 from semel.protocol.errors import ErrorCode as E

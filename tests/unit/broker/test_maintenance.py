@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from semel.broker import maintenance
-from semel.broker.maintenance import Maintenance
+from semel.broker import runner
+from semel.broker.runner import Maintenance
 from tests.support.waiting import PATIENCE_S
 
 SETTING = "log.retention.check.interval.ms"
@@ -29,7 +29,7 @@ class Looked(dict):
 
 
 def test_a_long_interval_is_kept_and_an_altered_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "LONGEST_SLEEP_S", 0.001)
+    monkeypatch.setattr(runner, "LONGEST_SLEEP_S", 0.001)
 
     async def run() -> None:
         settings, runs = Looked(86_400_000, times=20), asyncio.Event()

@@ -6,11 +6,9 @@ import dataclasses
 
 import pytest
 
-from semel.broker import resource_settings
-from semel.broker import settings_table as table
+from semel.broker import resource_settings, settings
 from semel.broker.runner import advertised_address, listen_address
-from semel.broker.settings import Settings, read_properties, row_of
-from semel.broker.settings_table import MEANINGLESS, TABLE, SettingError, as_text
+from semel.broker.settings import MEANINGLESS, TABLE, SettingError, Settings, as_text, read_properties, row_of
 from semel.storage.config import LogConfig
 
 
@@ -185,6 +183,7 @@ def test_a_bad_topic_setting_is_refused_by_name(name: str, text: str) -> None:
 
 def test_no_setting_that_has_an_effect_is_listed_among_those_without() -> None:
     with_effect = {
-        row.name for row in (*table._GENERAL, *table._SOCKET, *table._LOG, *table._GROUP, *table._TRANSACTION)
+        row.name
+        for row in (*settings._GENERAL, *settings._SOCKET, *settings._LOG, *settings._GROUP, *settings._TRANSACTION)
     }
-    assert not with_effect & {row.name for row in table._without_effect()}
+    assert not with_effect & {row.name for row in settings._without_effect()}

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.broker.dispatch import Dispatcher, Served
-from semel.broker.table import NOT_SERVED, TABLE, Row, markdown
+from semel.broker.dispatch import NOT_SERVED, TABLE, Dispatcher, Row, Served, markdown
 from semel.protocol.apis import api_of
 from semel.protocol.errors import UnsupportedVersionError
 
@@ -16,7 +15,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "protocol-support.md"
 
 
 def test_docs_page_is_the_table() -> None:
-    assert DOCS.read_text() == markdown(), "run: python -m semel.broker.table > docs/protocol-support.md"
+    assert DOCS.read_text() == markdown(), "run: python -m semel.broker.dispatch > docs/protocol-support.md"
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.handler.partition(":")[2])

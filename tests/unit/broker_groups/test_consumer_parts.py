@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.broker.expressions import ExpressionError
-from semel.broker.groups.consumer.assignors import ASSIGNORS, AssignableMember, assign_range, assign_uniform
 from semel.broker.groups.consumer.model import (
     NOTHING,
     ConsumerGroup,
@@ -29,6 +28,7 @@ from semel.broker.groups.consumer.model import (
     compile_pattern,
     reconcile,
 )
+from semel.broker.groups.consumer.planner import ASSIGNORS, AssignableMember, assign_range, assign_uniform
 from semel.broker.groups.records import change_of, record_of
 from semel.protocol.messages import internal_topics as log
 from tests.support.waiting import STALL_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from semel.broker.groups.timers import Alarm, LoopTimers
+from semel.broker.clock import Alarm, LoopTimers
 from tests.support.waiting import PATIENCE_S
 from tests.unit.broker_groups.world import ManualTimers
 

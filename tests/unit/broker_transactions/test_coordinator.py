@@ -10,7 +10,7 @@ from functools import wraps
 import pytest
 
 from semel.broker.transactions.coordinator import COMPLETED_TOGETHER, SETTLE_LIMIT_S, TransactionCoordinator
-from semel.broker.transactions.ids import TransactionRecord
+from semel.broker.transactions.records import TransactionRecord
 from semel.broker.transactions.states import LAST_CLIENT_EPOCH, TxnState
 from semel.protocol.errors import ErrorCode as E
 from tests.support.waiting import PATIENCE_S

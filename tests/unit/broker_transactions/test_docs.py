@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from semel.broker.transactions.diagram import diagram, grid
+from semel.broker.transactions.states import diagram, grid
 from semel.prove.injection import BROKER_POINTS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "transactions.md").read_text()

@@ -138,7 +138,7 @@ def test_an_empty_id_has_null_partitions_as_kafka_writes_it():
 
 MEASURE = """
 import resource, sys
-from semel.broker.transactions.ids import ProducerIds, TransactionalIds, TransactionRecord
+from semel.broker.transactions.records import ProducerIds, TransactionalIds, TransactionRecord
 from semel.broker.transactions.states import Transaction, TxnState
 def used_kb(): return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() // 1024
 ids, count = TransactionalIds(ProducerIds(range)), 200_000

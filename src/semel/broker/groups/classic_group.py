@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
+from semel.broker.clock import Alarm, cancel_all
 from semel.broker.groups.records import NO_TIME
-from semel.broker.groups.timers import Alarm, cancel_all
 from semel.protocol.errors import DecodeError, ErrorCode
 from semel.protocol.messages.groups import CONSUMER_SUBSCRIPTION, JoinGroupResponse, SyncGroupResponse
 from semel.protocol.messages.internal_topics import GroupMetadataValue, MemberMetadata

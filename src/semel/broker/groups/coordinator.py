@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Collection, Coroutine
 
 from semel.broker import resource_settings
-from semel.broker.clock import Clock
+from semel.broker.clock import Alarm, Clock, LoopTimers, Timers
 from semel.broker.coordinator_runtime import CoordinatorRuntime, InternalTopic
 from semel.broker.groups.classic_group import Act, Group, GroupError, GroupEvent, GroupState
 from semel.broker.groups.commits import Commits
@@ -19,9 +19,7 @@ from semel.broker.groups.mixed import MixedMembership
 from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.records import CommittedOffset, GroupRecord, GroupsRecord, OffsetKey, OffsetRecord
 from semel.broker.groups.state import Core, GroupsState, expired_slots
-from semel.broker.groups.timers import Alarm, LoopTimers, Timers
-from semel.broker.settings import Settings
-from semel.broker.settings_table import MINUTE_MS
+from semel.broker.settings import MINUTE_MS, Settings
 from semel.broker.store import Store
 from semel.broker.topics import Topics
 from semel.protocol.errors import ErrorCode

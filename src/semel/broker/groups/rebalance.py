@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from semel.broker.clock import Alarm, cancel_all
 from semel.broker.coordinator_runtime import client_error
 from semel.broker.groups.classic_group import Act, Cell, ClassicMember, Group, GroupEvent, GroupState, Protocols
 from semel.broker.groups.records import GroupRecord
 from semel.broker.groups.state import Core
-from semel.broker.groups.timers import Alarm, cancel_all
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import JoinGroupResponse, JoinGroupResponseMember, SyncGroupResponse
 from semel.storage import StorageError

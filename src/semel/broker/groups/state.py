@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from semel.broker.clock import Clock
+from semel.broker.clock import Clock, Timers
 from semel.broker.coordinator_runtime import CoordinatorRuntime, KeyValue
 from semel.broker.groups.classic_group import CONSUMER, Group, GroupState
 from semel.broker.groups.consumer.model import Change, ConsumerGroup, EpochSet
@@ -31,7 +31,6 @@ from semel.broker.groups.records import (
     read_record,
     record_of,
 )
-from semel.broker.groups.timers import Timers
 from semel.broker.settings import Settings
 from semel.protocol.errors import DecodeError, UnsupportedVersionError
 

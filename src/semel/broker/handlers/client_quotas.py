@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from semel.broker.broker import BrokerNode
 from semel.broker.dispatch import RequestContext
 from semel.broker.quotas import CLIENT_ID, CONSUMER_BYTE_RATE, IP, PRODUCER_BYTE_RATE, USER, Entity
-from semel.broker.settings_table import Setting, SettingError
+from semel.broker.settings import Setting, SettingError
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import configs as messages

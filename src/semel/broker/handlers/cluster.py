@@ -8,9 +8,8 @@ from functools import cache
 
 from semel.broker import features
 from semel.broker.broker import BrokerNode
-from semel.broker.dispatch import RequestContext
+from semel.broker.dispatch import TABLE, RequestContext
 from semel.broker.features import FEATURES
-from semel.broker.table import TABLE
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import cluster as messages

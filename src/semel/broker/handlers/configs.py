@@ -12,8 +12,7 @@ from semel.broker import resource_settings
 from semel.broker.broker import BrokerNode
 from semel.broker.dispatch import RequestContext
 from semel.broker.resource_settings import CLIENT_METRICS, GROUP, DescribedConfig
-from semel.broker.settings import MIN_INSYNC_REPLICAS, parse_dynamic, row_of
-from semel.broker.settings_table import TABLE, Setting, SettingError, as_text
+from semel.broker.settings import MIN_INSYNC_REPLICAS, TABLE, Setting, SettingError, as_text, parse_dynamic, row_of
 from semel.broker.topics import Topic, TopicError, check_configs, check_name
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode

@@ -18,7 +18,7 @@ from semel.broker.counters import Counters
 from semel.broker.eager import DoneAtOnce, start_now
 from semel.broker.settings import Settings
 from semel.broker.transactions.events import TraceStep, TransactionEvents
-from semel.broker.transactions.ids import ActiveId, ProducerIds, TransactionalIds, TransactionRecord
+from semel.broker.transactions.records import ActiveId, ProducerIds, TransactionalIds, TransactionRecord
 from semel.broker.transactions.states import (
     NO_EPOCH,
     NO_PRODUCER_ID,

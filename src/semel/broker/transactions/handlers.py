@@ -11,7 +11,7 @@ from semel.broker.expressions import ExpressionError, compile_expression
 from semel.broker.groups.commits import Committer, OffsetToCommit
 from semel.broker.topics import CONSUMER_OFFSETS, TopicPartition
 from semel.broker.transactions.coordinator import NOTHING_KEPT, TransactionCoordinator, write_error
-from semel.broker.transactions.events import OPERATOR, TraceStep
+from semel.broker.transactions.events import OPERATOR, TraceEvent, TraceStep
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, TxnState
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
@@ -317,3 +317,39 @@ def for_version(error: ErrorCode, version: int, *, knows_fenced_from: int) -> Er
     if error is ErrorCode.PRODUCER_FENCED and version < knows_fenced_from:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return error
+
+
+# --- DescribeTransactionEvents (20000): what happened to transactional ids, for `semel trace` and `semel ui` ---
+
+
+MOST_EVENTS = 10_000
+
+
+async def describe_transaction_events(
+    broker: BrokerNode, context: RequestContext, request: messages.DescribeTransactionEventsRequest
+) -> messages.DescribeTransactionEventsResponse:
+    kept = broker.transactions.events
+    ids = dict.fromkeys(request.transactional_ids)
+    found = sorted(event for id_ in ids for event in kept.of(id_)) if ids else kept.all()
+    limit = min(max(request.limit, 1), MOST_EVENTS)
+    chosen = [event for event in found if event.number > request.after][-limit:]
+    return messages.DescribeTransactionEventsResponse(
+        now_ms=broker.clock.now_ms(), events=await Turns().map(_message, chosen)
+    )
+
+
+def _message(event: TraceEvent) -> messages.TransactionTraceEvent:
+    return messages.TransactionTraceEvent(
+        number=event.number,
+        time_ms=event.time_ms,
+        step=event.step.number,
+        api=event.step.api,
+        transactional_id=event.transactional_id,
+        producer_id=event.producer_id,
+        producer_epoch=event.epoch,
+        error_code=event.error,
+        client=event.client,
+        partitions=[messages.TracedPartition(topic, index) for topic, index in event.partitions],
+        partition_count=event.partition_count,
+        note=event.note,
+    )

@@ -16,7 +16,6 @@ from semel.client.timing import Deadline
 from semel.client.types import OffsetAndMetadata, TopicPartition
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import groups as group_messages
-from semel.protocol.messages import observation as own_messages
 from semel.protocol.messages import offsets as offset_messages
 from semel.protocol.messages import transactions as messages
 
@@ -186,17 +185,17 @@ class ObservationCalls(AdminBase):
         """The last steps of transactions, oldest first. None: the broker is not semel's and keeps none."""
         deadline = self._deadline(timeout_ms)
         capabilities = await self.cluster.capabilities("looking up the APIs", timeout_s=deadline.remaining_s())
-        api = own_messages.DESCRIBE_TRANSACTION_EVENTS
+        api = messages.DESCRIBE_TRANSACTION_EVENTS
         if not capabilities.has(api):
             return None
-        request = own_messages.DescribeTransactionEventsRequest(list(transactional_ids), after, limit)
+        request = messages.DescribeTransactionEventsRequest(list(transactional_ids), after, limit)
         found: list[TransactionStep] = []
         for response in await self._call_all(api, request, deadline):
             found += [_step(event) for event in response.events]
         return found
 
 
-def _step(event: own_messages.TransactionTraceEvent) -> TransactionStep:
+def _step(event: messages.TransactionTraceEvent) -> TransactionStep:
     return TransactionStep(
         event.number,
         event.time_ms,

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
+from semel.broker.clock import Alarm, cancel_all
 from semel.broker.coordinator_runtime import client_error
 from semel.broker.groups.classic_group import GroupError, GroupState
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState, Current, MemberState
@@ -20,7 +21,6 @@ from semel.broker.groups.migration import DOWNGRADE, UPGRADE, downgrade, upgrade
 from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.records import GroupRecord, GroupsRecord, OffsetRecord
 from semel.broker.groups.state import Core
-from semel.broker.groups.timers import Alarm, cancel_all
 from semel.broker.resource_settings import GroupTiming
 from semel.broker.settings import Settings
 from semel.broker.topics import Topics
