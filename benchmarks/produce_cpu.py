@@ -21,7 +21,7 @@ from typing import NamedTuple
 from benchmarks.harness import interleave, median
 from benchmarks.peers.raw_client import RawClient
 from semel.local.brokers import SEMEL, SemelBroker
-from semel.protocol.apis import api_of
+from semel.protocol.api import api_of
 from semel.protocol.messages.records import PartitionProduceData, ProduceRequest, TopicProduceData
 from semel.protocol.rows import Record, encode_batch
 

@@ -81,7 +81,7 @@ class Connection:
 
 
 def _frame(load: Load, partition: int) -> bytes:
-    from semel.protocol.apis import api_of
+    from semel.protocol.api import api_of
     from semel.protocol.messages.records import PartitionProduceData, ProduceRequest, TopicProduceData
     from semel.protocol.rows import Record, encode_batch
 

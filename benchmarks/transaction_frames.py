@@ -9,7 +9,7 @@ import struct
 import time
 from typing import NamedTuple
 
-from semel.protocol.apis import api_of
+from semel.protocol.api import api_of
 from semel.protocol.batch import seal_crc
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import PartitionProduceData, ProduceRequest, TopicProduceData

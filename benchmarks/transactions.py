@@ -21,7 +21,7 @@ from benchmarks.peers.raw_client import RETRIABLE, RawClient, eventually
 from benchmarks.transaction_frames import TransactionFrames
 from semel.local.apache_kafka import ApacheKafka, tool_command
 from semel.local.brokers import SemelBroker
-from semel.protocol.apis import api_of
+from semel.protocol.api import api_of
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.transactions import InitProducerIdRequest, InitProducerIdResponse
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from semel.protocol.apis import api_of
+from semel.protocol.api import api_of
 from semel.protocol.batch import iter_headers
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.cluster import FindCoordinatorRequest

@@ -10,8 +10,7 @@ from typing import Any
 
 from semel.client.connection import BrokerConnection
 from semel.client.settings import ClientSettings
-from semel.protocol.api import Api, read_request_header
-from semel.protocol.apis import FLEXIBLE_FROM
+from semel.protocol.api import FLEXIBLE_FROM, Api, read_request_header
 from semel.protocol.messages.cluster import (
     API_VERSIONS,
     METADATA,

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from semel.broker.dispatch import TABLE
-from semel.protocol.api import Api
-from semel.protocol.apis import NAMES, api_of
+from semel.protocol.api import NAMES, Api, api_of
 from semel.protocol.schema import Field, FieldKind, Struct, fields_of
 
 _TOPIC_NAMES = ("name", "topic", "topic_name")

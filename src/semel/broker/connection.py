@@ -24,8 +24,7 @@ from semel.broker.eager import DoneAtOnce, start_now
 from semel.broker.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from semel.broker.receive_buffer import FrameSizeError, ReceiveBuffer
 from semel.broker.turns import MANY
-from semel.protocol.api import API_VERSIONS_KEY, RequestHeader, read_request_header
-from semel.protocol.apis import FLEXIBLE_FROM
+from semel.protocol.api import API_VERSIONS_KEY, FLEXIBLE_FROM, RequestHeader, read_request_header
 from semel.protocol.errors import ProtocolError, UnsupportedVersionError
 from semel.protocol.produce_size import has_more_partitions
 from semel.protocol.schema import Buffer, Struct, fields_of

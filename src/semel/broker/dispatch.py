@@ -8,8 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.broker.counters import Latencies
-from semel.protocol.api import Api
-from semel.protocol.apis import api_of
+from semel.protocol.api import Api, api_of
 from semel.protocol.batch import Buffer
 from semel.protocol.errors import UnsupportedVersionError
 from semel.protocol.schema import Struct
@@ -140,7 +139,7 @@ NOT_SERVED: dict[int, tuple[str, str]] = {
 
 def markdown() -> str:
     """docs/protocol-support.md."""
-    from semel.protocol.apis import NAMES
+    from semel.protocol.api import NAMES
 
     lines = [
         "# Protocol support",

@@ -103,8 +103,6 @@ class Maintenance:
         self._server.close_idle()
 
 
-log = logging.getLogger(__name__)
-
 PARENT_CHECK_S = 1.0
 KEPT_BYTES = 32 << 20  # so much freed memory stays with the process
 LARGEST_KEPT_BYTES = 16 << 20  # larger blocks come from the system and go back to it

@@ -3,7 +3,7 @@
 A client's batch holds records with the offset deltas 0, 1, 2 and so on, which fill it; the fields of a record fill the
 record. Four ways to check it: records of the same shape are compared with the first of them as rows of bytes
 (`record_rows`); few others are read one by one, which costs less than the steps of numpy; more of them by words of
-eight bytes (`record_words`); and what neither of these decides as columns (`record_fields`). `rows.decode_records` is
+eight bytes (`check_words`); and what neither of these decides as columns (`record_fields`). `rows.decode_records` is
 the plain form that this one is tested against.
 """
 
@@ -63,8 +63,7 @@ def check_records(body: Buffer, record_count: int, *, exact: bool = False) -> Re
         return _check_columns(body, record_count)
     if record_count > FEW_RECORDS:
         global _is_loaded
-        from semel.protocol.record_rows import check_alike
-        from semel.protocol.record_words import LONG_LIMIT, check_words
+        from semel.protocol.record_rows import LONG_LIMIT, check_alike, check_words
 
         _is_loaded = True
         facts = check_alike(body, record_count)
@@ -178,9 +177,7 @@ def _check_headers(body: bytes, at: int, end: int) -> None:
 def _check_columns(body: Buffer, record_count: int) -> RecordFacts:
     import numpy as np
 
-    from semel.protocol.record_fields import read_fields
-    from semel.protocol.record_headers import read_headers
-    from semel.protocol.record_starts import Bodies, find_record_starts
+    from semel.protocol.record_fields import Bodies, find_record_starts, read_fields, read_headers
     from semel.protocol.vector_varints import VarintReader
 
     reader = VarintReader(np.frombuffer(body, np.uint8))

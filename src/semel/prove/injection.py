@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from semel import faults
-from semel.protocol.apis import NAMES
+from semel.protocol.api import NAMES
 
 _TRANSITIONS = {
     "init": "InitProducerId: the id's new owner",

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from semel.protocol.api import Api
-from semel.protocol.apis import NAMES
+from semel.protocol.api import NAMES, Api
 from semel.protocol.messages.cluster import DESCRIBE_CLUSTER, FIND_COORDINATOR, METADATA
 
 _START = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semel.broker.dispatch import NOT_SERVED, TABLE, Dispatcher, Row, Served, markdown
-from semel.protocol.apis import api_of
+from semel.protocol.api import api_of
 from semel.protocol.errors import UnsupportedVersionError
 
 DOCS = Path(__file__).parents[3] / "docs" / "protocol-support.md"

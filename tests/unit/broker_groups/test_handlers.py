@@ -11,7 +11,7 @@ import pytest
 
 from semel.broker.groups import handlers
 from semel.broker.turns import MANY
-from semel.protocol.apis import api_of
+from semel.protocol.api import api_of
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.groups import (
     ConsumerGroupDescribeRequest,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semel.storage import sync as sync_module
-from semel.storage.kernel_sync import SLOTS, KernelSync
+from semel.storage.sync import SLOTS, KernelSync
 from tests.support.waiting import PATIENCE_S
 from tests.unit.storage.helpers import Folder, append
 

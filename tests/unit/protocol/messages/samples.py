@@ -6,8 +6,7 @@ import random
 import string
 from typing import Any
 
-from semel.protocol.api import Format
-from semel.protocol.apis import APIS, api_of
+from semel.protocol.api import APIS, Format, api_of
 from semel.protocol.schema import Field, FieldKind, Struct, fields_of
 
 # The foreign codecs turn some numbers into times, error codes and the like: stay where they all agree that it is valid.

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from semel.protocol.api import read_request_header
-from semel.protocol.apis import FLEXIBLE_FROM, api_of
+from semel.protocol.api import FLEXIBLE_FROM, api_of, read_request_header
 from semel.protocol.errors import DecodeError, EncodeError, ProtocolError, UnsupportedVersionError
 from semel.protocol.messages.cluster import (
     METADATA,

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from kafka.protocol.api_message import ApiMessage
 
-from semel.protocol.api import read_request_header
-from semel.protocol.apis import APIS, FLEXIBLE_FROM, api_of
+from semel.protocol.api import APIS, FLEXIBLE_FROM, api_of, read_request_header
 from semel.protocol.schema import FieldKind, Struct, fields_of
 
 from .samples import all_formats, plain, sample

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel.local.apache_kafka import kafka_libs
-from semel.protocol.apis import APIS, FIRST_OWN_KEY, api_of
+from semel.protocol.api import APIS, FIRST_OWN_KEY, api_of
 from semel.protocol.messages import groups as consumer_protocol
 from semel.protocol.messages import internal_topics as consumer_group_log
 from semel.protocol.messages import internal_topics as group_log

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from semel.protocol import gathering
+from semel.protocol import columns_decode
 from semel.protocol.vector_varints import VarintReader
 
 LENGTHS = {
@@ -36,17 +36,17 @@ def test_values_are_what_lies_at_their_places(lengths: list[int]) -> None:
         expected.append(value if length >= 0 else None)
     held += bytes(16)
     data, starts, sizes = pa.py_buffer(held), np.array(places, np.int64), np.array(lengths, np.int64)
-    copied = gathering.gather(data, starts, sizes)
+    copied = columns_decode.gather(data, starts, sizes)
     copied.validate(full=True)
     assert copied.type == pa.binary()
     assert copied.to_pylist() == expected
-    viewed = gathering.views(VarintReader(np.frombuffer(held, np.uint8)), data, starts, sizes)
+    viewed = columns_decode.views(VarintReader(np.frombuffer(held, np.uint8)), data, starts, sizes)
     viewed.validate(full=True)
     assert viewed.to_pylist() == expected
 
 
 def test_long_values_are_not_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Taking costs a third more: it is for columns with short values."""
-    monkeypatch.delattr(gathering, "_taken")
+    monkeypatch.delattr(columns_decode, "_taken")
     places, sizes = np.array([0, 20]), np.array([20, 13])
-    assert gathering.gather(pa.py_buffer(bytes(40)), places, sizes).to_pylist() == [bytes(20), bytes(13)]
+    assert columns_decode.gather(pa.py_buffer(bytes(40)), places, sizes).to_pylist() == [bytes(20), bytes(13)]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from semel.protocol.batch import HEADER_SIZE, read_header, seal_crc
 from semel.protocol.errors import CorruptBatchError, DecodeError
 from semel.protocol.record_check import FEW_RECORDS, SOME_RECORDS, WORDS_FROM_RECORDS, check_records
-from semel.protocol.record_rows import check_alike
-from semel.protocol.record_words import check_words
+from semel.protocol.record_rows import check_alike, check_words
 from semel.protocol.rows import Record, decode_batch, encode_batch
 from semel.protocol.varints import write_varint
 from semel.protocol.vector_varints import SHORT_LIMIT

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from semel.protocol import record_starts
-from semel.protocol.record_starts import Bodies, find_record_starts
+from semel.protocol import record_fields
+from semel.protocol.record_fields import Bodies, find_record_starts
 from semel.protocol.rows import Record, encode_batch
 from semel.protocol.vector_varints import VarintReader
 from tests.unit.protocol.records.samples import NOW, random_records
@@ -43,13 +43,13 @@ def bodies_of(batches: list[list[Record]]) -> tuple[VarintReader, Bodies, list[i
 def walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The batches that were walked record by record."""
     walked: list[int] = []
-    walk = record_starts._walk
+    walk = record_fields._walk
 
     def count(reader: VarintReader, bodies: Bodies, batch: int) -> np.ndarray:
         walked.append(batch)
         return walk(reader, bodies, batch)
 
-    monkeypatch.setattr(record_starts, "_walk", count)
+    monkeypatch.setattr(record_fields, "_walk", count)
     return walked
 
 
@@ -98,21 +98,21 @@ def test_lanes_that_would_take_longer_than_a_walk_are_given_up(
 ) -> None:
     """Nearly all records of the batch are in one lane."""
     taken: list[np.ndarray] = []
-    follow = record_starts._follow
+    follow = record_fields._follow
 
     def followed(*args: object) -> np.ndarray:
         taken.append(follow(*args))  # type: ignore[arg-type]
         return taken[-1]
 
-    monkeypatch.setattr(record_starts, "_follow", followed)
+    monkeypatch.setattr(record_fields, "_follow", followed)
     records = [Record(i, NOW, None, b"v" * (value_bytes if i >= tiny else 0)) for i in range(count)]
     reader, bodies, expected = bodies_of([records])
     assert find_record_starts(reader, bodies).tolist() == expected
     assert walks == [0]
     (steps,) = taken
-    slack = 2 * record_starts.STEPS_BETWEEN_LOOKS
-    assert len(steps) <= count // record_starts.WALKED_PER_STEP + slack
-    assert steps.size <= count * record_starts.MOST_POSITIONS + slack * steps.shape[1]
+    slack = 2 * record_fields.STEPS_BETWEEN_LOOKS
+    assert len(steps) <= count // record_fields.WALKED_PER_STEP + slack
+    assert steps.size <= count * record_fields.MOST_POSITIONS + slack * steps.shape[1]
 
 
 @pytest.mark.parametrize(
