@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from semel.sinks.files.errors import FolderTakenError as FolderTakenError
     from semel.sinks.files.errors import OlderFolderError as OlderFolderError
     from semel.sinks.postgres.database import PsycopgMissingError as PsycopgMissingError
-    from semel.sinks.postgres.endings import DecisionLostError as DecisionLostError
+    from semel.sinks.postgres.decisions import DecisionLostError as DecisionLostError
     from semel.sinks.postgres.errors import DatabaseCommitUncertainError as DatabaseCommitUncertainError
     from semel.sinks.postgres.errors import DatabaseConflictError as DatabaseConflictError
     from semel.sinks.postgres.errors import DatabaseFatalError as DatabaseFatalError
@@ -68,12 +68,12 @@ if TYPE_CHECKING:
     from semel.sinks.postgres.offsets import OlderDatabaseError as OlderDatabaseError
     from semel.sinks.postgres.offsets import PartitionTakenError as PartitionTakenError
     from semel.sinks.postgres.target import TableMismatchError as TableMismatchError
+    from semel.spark.base_sink import FencedSinkError as FencedSinkError
+    from semel.spark.base_sink import RefusedError as RefusedError
     from semel.spark.base_sink import SinkError as SinkError
     from semel.spark.batch_writer import AlreadyDoneError as AlreadyDoneError
     from semel.spark.batch_writer import QueryIdError as QueryIdError
     from semel.spark.checkpoint import CheckpointError as CheckpointError
-    from semel.spark.decisions import FencedSinkError as FencedSinkError
-    from semel.spark.decisions import RefusedError as RefusedError
     from semel.spark.encoding import BadRowError as BadRowError
     from semel.spark.encoding import TargetError as TargetError
     from semel.spark.fast_lane import FunctionError as FunctionError
@@ -82,9 +82,9 @@ if TYPE_CHECKING:
     from semel.spark.options import OptionError as OptionError
     from semel.spark.reading import DataLossError as DataLossError
     from semel.spark.reruns import RerunError as RerunError
-    from semel.spark.sink_columns import ColumnError as ColumnError
+    from semel.spark.sink_options import ColumnError as ColumnError
     from semel.spark.stream_writer import WrongBatchError as WrongBatchError
-    from semel.spark.topic_offsets import UnknownTopicError as UnknownTopicError
+    from semel.spark.topics import UnknownTopicError as UnknownTopicError
     from semel.spark.transaction import TimedOutTransactionError as TimedOutTransactionError
     from semel.spark.writing import OwnerStalledError as OwnerStalledError
     from semel.spark.writing import WrongTaskError as WrongTaskError
@@ -137,7 +137,7 @@ _HOMES = {
     ),
     "semel.sinks.files.errors": ("FolderError", "FolderTakenError", "OlderFolderError"),
     "semel.sinks.postgres.database": ("PsycopgMissingError",),
-    "semel.sinks.postgres.endings": ("DecisionLostError",),
+    "semel.sinks.postgres.decisions": ("DecisionLostError",),
     "semel.sinks.postgres.errors": (
         "DatabaseCommitUncertainError",
         "DatabaseConflictError",
@@ -153,16 +153,12 @@ _HOMES = {
     ),
     "semel.sinks.postgres.offsets": ("OlderDatabaseError", "PartitionTakenError"),
     "semel.sinks.postgres.target": ("TableMismatchError",),
-    "semel.spark.base_sink": ("SinkError",),
+    "semel.spark.base_sink": ("FencedSinkError", "RefusedError", "SinkError"),
     "semel.spark.batch_writer": (
         "AlreadyDoneError",
         "QueryIdError",
     ),
     "semel.spark.checkpoint": ("CheckpointError",),
-    "semel.spark.decisions": (
-        "FencedSinkError",
-        "RefusedError",
-    ),
     "semel.spark.encoding": (
         "BadRowError",
         "TargetError",
@@ -175,9 +171,9 @@ _HOMES = {
     "semel.spark.options": ("OptionError",),
     "semel.spark.reading": ("DataLossError",),
     "semel.spark.reruns": ("RerunError",),
-    "semel.spark.sink_columns": ("ColumnError",),
+    "semel.spark.sink_options": ("ColumnError",),
     "semel.spark.stream_writer": ("WrongBatchError",),
-    "semel.spark.topic_offsets": ("UnknownTopicError",),
+    "semel.spark.topics": ("UnknownTopicError",),
     "semel.spark.transaction": ("TimedOutTransactionError",),
     "semel.spark.writing": (
         "OwnerStalledError",

@@ -22,8 +22,7 @@ from semel.sinks.postgres.database import Database
 from semel.sinks.postgres.errors import DatabaseConflictError, DatabaseFatalError, RowRefusedError
 from semel.sinks.postgres.staging import fill
 from semel.sinks.postgres.target import RowColumn, TableMismatchError, fitting
-from semel.spark.base_sink import SinkError
-from semel.spark.decisions import FencedSinkError, RefusedError
+from semel.spark.base_sink import FencedSinkError, RefusedError, SinkError
 from semel.spark.ledger import LostLedgerError, MicroBatch
 from semel.spark.options import OptionError
 from semel.spark.postgres_options import PostgresOptions

@@ -23,14 +23,14 @@ from semel.client.settings import ClientSettings
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.topics import CREATE_TOPICS, CreatableTopicResult, CreateTopicsResponse
-from semel.spark import ledger_topic, owners, plain_sink
+from semel.spark import ledger_topic, owners
+from semel.spark import sink as sink_module
 from semel.spark.base_sink import SinkError
 from semel.spark.checkpoint import short_lived
 from semel.spark.failures import Cancelled
 from semel.spark.ledger import LostLedgerError, MicroBatch, topic_of
 from semel.spark.ledger_topic import create, last_entry
-from semel.spark.plain_sink import PlainSink
-from semel.spark.sink import Sink
+from semel.spark.sink import PlainSink, Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.transaction import FencedSinkError, RefusedError
 from semel.spark.writing import Report
@@ -286,8 +286,8 @@ def test_second_sink_of_the_same_run_and_id_is_refused_and_its_rows_do_not_vanis
 def test_second_sink_of_the_same_run_and_id_is_refused_at_most_once_too(
     app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain_sink, "plain_job", lambda *_: [Report(0, 1, 0, 0, 0, 0, 0)])
-    monkeypatch.setattr(plain_sink, "settled", nullcontext)
+    monkeypatch.setattr(sink_module, "plain_job", lambda *_: [Report(0, 1, 0, 0, 0, 0, 0)])
+    monkeypatch.setattr(sink_module, "settled", nullcontext)
 
     def sink(run_id: str) -> PlainSink:
         made = PlainSink(SinkOptions(app.bootstrap, app.id, topic=app.output, guarantee="at_most_once"))
@@ -394,7 +394,7 @@ class Observed:
 def test_stateful_batch_that_gives_other_rows_when_it_runs_again_is_refused(
     app: Application, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("semel.spark.transactional_sink.Observed", Observed)
+    monkeypatch.setattr("semel.spark.sink.Observed", Observed)
     monkeypatch.setattr("semel.spark.sink.hashed_columns", lambda df, options: ["value"])
     app.sink(stateful=True)._batch(Frame("a", "b"), app.batch(0, 0, 2))
     app.sink(stateful=True)._batch(Frame("b", "a"), app.batch(0, 0, 2))  # the order does not count

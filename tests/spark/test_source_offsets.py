@@ -25,7 +25,7 @@ from semel.spark.source import (
     StreamReader,
     StreamReader41,
 )
-from semel.spark.topic_offsets import UnknownTopicError
+from semel.spark.topics import UnknownTopicError
 from tests.support.broker import Cluster
 from tests.support.waiting import eventually
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 import semel
 from semel.spark.checkpoint import CheckpointError
 from semel.spark.options import OptionError
-from semel.spark.sink_columns import ColumnError
+from semel.spark.sink_options import ColumnError
 from semel.spark.stream_writer import StreamWriter, WrongBatchError
 from semel.spark.transaction import RefusedError, UnevenError
 from semel.spark.writing import WrongTaskError

@@ -12,7 +12,7 @@ import yaml
 
 from semel.broker.metrics import METRICS
 from semel.patterns.process import LoopMetrics
-from semel.spark.sink_metrics import SinkMetrics
+from semel.spark.base_sink import SinkMetrics
 
 FOLDER = Path(__file__).parents[2] / "observability"
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text(encoding="utf-8"))

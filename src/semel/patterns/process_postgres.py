@@ -22,12 +22,10 @@ from semel.patterns.process_external import ExternalMode, SinkWords, log
 from semel.patterns.process_output import Emitter, Output
 from semel.sinks.claims import Claim, Claims
 from semel.sinks.postgres.database import psycopg_module
-from semel.sinks.postgres.dead_letters import DEAD_LETTERS
-from semel.sinks.postgres.dead_letters import add as add_dead_letters
 from semel.sinks.postgres.errors import DatabaseUnavailableError, RowRefusedError, sorted_error
 from semel.sinks.postgres.offsets import OFFSETS, OffsetsTable, OlderDatabaseError
-from semel.sinks.postgres.receipts import RECEIPTS, event_id_of, give_back, receive, remove_old
-from semel.sinks.postgres.rows import RowWriter
+from semel.sinks.postgres.rows import DEAD_LETTERS, RECEIPTS, RowWriter, event_id_of, give_back, receive, remove_old
+from semel.sinks.postgres.rows import add as add_dead_letters
 from semel.sinks.postgres.session import DatabaseSession
 from semel.sinks.postgres.settings import Postgres, Statement, TableRow, effects_of
 from semel.sinks.postgres.tables import Component, install

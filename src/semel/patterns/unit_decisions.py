@@ -25,8 +25,7 @@ from semel.client.errors import FencedError, KafkaError, UnsupportedByBrokerErro
 from semel.client.producer import PreparedTransaction, Producer
 from semel.client.settings import ProducerSettings
 from semel.patterns.process_output import Output
-from semel.sinks.postgres.decisions import Decision, DecisionsTable
-from semel.sinks.postgres.endings import NO_TWO_PHASE, end_decided, lost
+from semel.sinks.postgres.decisions import NO_TWO_PHASE, Decision, DecisionsTable, end_decided, lost
 from semel.sinks.postgres.offsets import PartitionTakenError
 from semel.sinks.postgres.session import DatabaseSession
 

@@ -7,10 +7,16 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import msgspec
+
+from semel.client.metrics import Measured, MetricsTable
+from semel.client.types import TopicPartition
 from semel.spark.checkpoint import QueryRun
+from semel.spark.checksums import why_state_differs
 from semel.spark.failures import (
     Cancelled,
     Reason,
@@ -20,10 +26,82 @@ from semel.spark.failures import (
     reason_in,
     was_cancelled,
 )
-from semel.spark.ledger import MicroBatch, Verdict
+from semel.spark.ledger import (
+    TOPIC_WORDS,
+    LedgerEntry,
+    LedgerWords,
+    MicroBatch,
+    Verdict,
+    decide,
+    refuse_lost_state,
+)
 from semel.spark.session import reserve_environment_of_active
-from semel.spark.sink_columns import one_frame
-from semel.spark.sink_metrics import SinkCounters, SinkMetrics
+from semel.spark.sink_options import one_frame
+
+# --- What a sink has done so far, for `semel.prometheus`. Counted per batch ---
+
+
+class SinkMetrics(msgspec.Struct, Measured, frozen=True, kw_only=True):
+    """A sink at one moment."""
+
+    application_id: str
+    batch_total: int = 0  # done: written, or found to be written
+    replay_total: int = 0  # of these: found to be written before
+    commit_total: int = 0
+    abort_total: int = 0
+    retry_total: int = 0
+    error_total: int = 0  # batches that failed for good
+    row_total: int = 0
+    dead_letter_total: int = 0
+    stage_seconds_total: dict[str, float] = {}
+    last_batch_seconds: float | None = None
+    last_batch_id: int | None = None
+    ledger_sequence: int | None = None  # None: nothing is written yet, or the guarantee has no ledger
+    transaction_timeout_seconds: float | None = None
+    records_lag: dict[TopicPartition, int] = {}  # empty: no batch is done, or Spark does not know it (before 4.2)
+
+
+SinkMetrics.TABLE = MetricsTable(
+    "sink",
+    "semel_sink_",
+    ("application_id",),
+    {
+        "batch_total": "Batches that are done.",
+        "replay_total": "Batches that ran again although they were written before.",
+        "commit_total": "Batches that were committed.",
+        "abort_total": "Transactions that were aborted.",
+        "retry_total": "Attempts that failed and were repeated.",
+        "error_total": "Batches that failed for good.",
+        "row_total": "Rows that were written, dead letters included.",
+        "dead_letter_total": "Rows that went to the dead-letter topic.",
+        "stage_seconds_total": "Time spent, by stage of a batch.",
+        "last_batch_seconds": "How long the last batch took, all attempts together.",
+        "last_batch_id": "Spark's number of the last batch.",
+        "ledger_sequence": "The last entry of the ledger.",
+        "transaction_timeout_seconds": "The longest time that a batch may take.",
+        "records_lag": "Offsets that were left to read when Spark planned the last batch that is done.",
+    },
+)
+
+
+class SinkCounters:
+    """What a sink counts. One thread writes a batch at a time; any thread may look."""
+
+    def __init__(self) -> None:
+        self.batches = self.replays = self.commits = self.aborts = self.retries = self.errors = 0
+        self.rows = self.dead_letters = 0
+        self.seconds: dict[str, float] = {}
+        self.last_batch: tuple[int, float] | None = None  # number, duration
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time that a stage takes counts also if it fails."""
+        started_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started_s
+
 
 log = logging.getLogger("semel.spark")
 KEPT_REPORTS = 100
@@ -270,3 +348,58 @@ class BaseSink(ABC):
     def report(self, batch_id: int) -> BatchReport | None:
         """What became of a recent batch: for a StreamingQueryListener, which knows the batch's number."""
         return next((report for report in reversed(self.reports) if report.batch_id == batch_id), None)
+
+
+# --- What the ledger says about a batch, wherever the ledger is: in a topic or in a table ---
+
+
+class RefusedError(SinkError):
+    """The ledger says that this batch must not be written."""
+
+
+class FencedSinkError(SinkError):
+    """Another driver owns the application id."""
+
+
+class LedgerOptions(Protocol):
+    """What the user says about an application and its ledger."""
+
+    @property
+    def application_id(self) -> str: ...
+    @property
+    def adopt_checkpoint(self) -> bool: ...
+    @property
+    def accept_lost_state(self) -> bool: ...
+
+
+class LedgerRule:
+    """Holds the last entry of a ledger against batches. Who reads the ledger sets `last`."""
+
+    words: ClassVar[LedgerWords] = TOPIC_WORDS
+
+    def __init__(self, options: LedgerOptions) -> None:
+        self.options = options
+        self.last: LedgerEntry | None = None
+
+    def is_written(self, batch: MicroBatch, is_stateful: Callable[[], bool], cause: str = "") -> bool:
+        """What the ledger says: written before, or to be written now; anything else is refused."""
+        options = self.options
+        decision = decide(self.last, batch, adopt=options.adopt_checkpoint, words=self.words)
+        lost = refuse_lost_state(self.last, batch, options.application_id)
+        if lost is not None and not options.accept_lost_state and is_stateful():
+            reason = lost  # where the batch is refused, too, this is the cause, and it has another way out
+        elif decision.verdict is Verdict.REFUSE:
+            reason = decision.reason
+        else:
+            return decision.verdict is Verdict.ALREADY_WRITTEN
+        raise RefusedError(f"application {options.application_id!r}: {f'{cause}. ' if cause else ''}{reason}")
+
+    def check_replay(self, batch: MicroBatch, checksum: str) -> None:
+        """A batch that ran again must have given the rows that were written, or the state of the query is not the one
+        that they came from."""
+        written = "" if self.last is None else self.last.checksum
+        differs = why_state_differs(batch.batch_id, written, checksum)
+        if differs and not self.options.accept_lost_state:
+            raise RefusedError(f"application {self.options.application_id!r}: {differs}")
+        if differs:
+            log.warning("accepted: %s", differs)

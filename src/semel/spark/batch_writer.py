@@ -25,8 +25,7 @@ from semel.spark.encoding import Targets
 from semel.spark.failures import condition_of, reason_first
 from semel.spark.ledger import JOB_PREFIX, UNNAMED_JOB, LedgerEntry, MicroBatch
 from semel.spark.ledger_topic import all_entries, wait_for_markers
-from semel.spark.sink_columns import HASH_OF_KEY, check_schema
-from semel.spark.sink_options import MURMUR2, SPREAD, writer_options
+from semel.spark.sink_options import HASH_OF_KEY, MURMUR2, SPREAD, check_schema, writer_options
 from semel.spark.transaction import BatchTransaction
 from semel.spark.writing import Report, write_rows
 

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from semel.spark.sink_columns import check_columns
-from semel.spark.sink_options import SinkOptions
+from semel.spark.sink_options import SinkOptions, check_columns
 
 log = logging.getLogger("semel.spark")
 COLUMNS = ("key", "value", "headers", "topic", "partition")

@@ -24,7 +24,7 @@ from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.errors import ErrorCode
 from semel.spark.sink_options import MURMUR2, SPREAD, SinkOptions
 from semel.spark.stages import ENCODE, FROM_SPARK, pulled, stage
-from semel.spark.topic_limits import NO_LIMIT, TopicLimits
+from semel.spark.topics import NO_LIMIT, TopicLimits
 
 TOPIC_TIMEOUT_S = 5.0
 

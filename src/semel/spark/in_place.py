@@ -26,7 +26,7 @@ from semel.spark.ledger import MicroBatch
 from semel.spark.offsets import Range, parse, ranges
 from semel.spark.reading import DataLossError, RangeReader
 from semel.spark.sink_options import MURMUR2, SinkOptions
-from semel.spark.topic_offsets import is_here
+from semel.spark.topics import is_here
 
 MICRO_BATCH = {"LogicalRDD"}
 SOURCE = {"StreamingDataSourceV2ScanRelation", "StreamingDataSourceV2Relation"}  # the second one in earlier Sparks

@@ -27,7 +27,7 @@ from semel.spark.ledger import SUFFIX, LedgerEntry, LedgerError, LostLedgerError
 from semel.spark.offsets import Offsets, Range, to_json
 from semel.spark.owners import COMMITTED, transaction_of
 from semel.spark.reading import RangeReader
-from semel.spark.topic_offsets import ABSENT_S, is_here, list_offsets
+from semel.spark.topics import ABSENT_S, is_here, list_offsets
 
 EARLIEST, LATEST = -2, -1
 MARKERS_S = 5.0

@@ -35,10 +35,17 @@ from semel.sinks.postgres.session import DatabaseSession
 from semel.sinks.postgres.staging import STAGING, Staged, StagingRound, drop, sweep
 from semel.sinks.postgres.tables import Component, filled, install
 from semel.sinks.postgres.target import TargetTable, WrittenColumn, delete_key, describe, upsert_key
-from semel.spark.base_sink import SinkError
-from semel.spark.decisions import FencedSinkError, LedgerRule, RefusedError
-from semel.spark.ledger import TABLE_WORDS, LedgerEntry, LedgerWords, LostLedgerError, MicroBatch, Written
-from semel.spark.ledger_table import LEDGER, add_row, last_row
+from semel.spark.base_sink import FencedSinkError, LedgerRule, RefusedError, SinkError
+from semel.spark.ledger import (
+    KEPT_BATCHES,
+    TABLE_WORDS,
+    LedgerEntry,
+    LedgerWords,
+    LostLedgerError,
+    MicroBatch,
+    Written,
+    decode,
+)
 from semel.spark.offsets import lowest, to_json
 from semel.spark.postgres_options import PostgresOptions
 from semel.spark.write_job import check_single_runs
@@ -46,6 +53,47 @@ from semel.spark.writing import Report
 
 if TYPE_CHECKING:
     from psycopg import Connection
+
+# --- the ledger as a table: one row per committed batch, written in the transaction of the batch's rows ---
+#
+# The same entries as in a ledger topic; the last `KEPT_BATCHES` of an application are kept.
+
+
+LEDGER = Component(
+    "spark_ledger",
+    (
+        """CREATE TABLE {schema}.spark_ledger (
+            application_id text NOT NULL,
+            sequence bigint NOT NULL,
+            entry json NOT NULL,
+            committed_at timestamptz NOT NULL DEFAULT now(),
+            PRIMARY KEY (application_id, sequence)
+        )""",
+    ),
+)
+
+
+def last_row(connection: Connection[Any], schema: str, application_id: str) -> LedgerEntry | None:
+    row = connection.execute(
+        filled(
+            "SELECT entry::text FROM {schema}.spark_ledger WHERE application_id = %s ORDER BY sequence DESC LIMIT 1",
+            schema,
+        ),
+        [application_id],
+    ).fetchone()
+    return None if row is None else decode(row[0].encode())
+
+
+def add_row(connection: Connection[Any], schema: str, application_id: str, entry: LedgerEntry) -> None:
+    connection.execute(
+        filled("INSERT INTO {schema}.spark_ledger (application_id, sequence, entry) VALUES (%s, %s, %s)", schema),
+        [application_id, entry.sequence, entry.encode().decode()],
+    )
+    connection.execute(
+        filled("DELETE FROM {schema}.spark_ledger WHERE application_id = %s AND sequence <= %s", schema),
+        [application_id, entry.sequence - KEPT_BATCHES],
+    )
+
 
 log = logging.getLogger("semel.spark")
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from semel.protocol.schema import NO_UUID
 from semel.spark.offsets import Range
 from semel.spark.stages import DECODE, stage
 from semel.spark.stages import FETCH as FETCHING
-from semel.spark.topic_offsets import earliest_offset, list_offsets
+from semel.spark.topics import earliest_offset, list_offsets
 
 LEAST_BYTES = 64 * 1024
 KEPT_TOPICS = 256

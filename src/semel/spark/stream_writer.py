@@ -24,15 +24,14 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from semel.client.producer.handle import TransactionHandle
+from semel.spark.base_sink import RefusedError
 from semel.spark.checkpoint import QueryCheckpoint
 from semel.spark.checksums import Summed
-from semel.spark.decisions import RefusedError
 from semel.spark.encoding import Targets
 from semel.spark.failures import reason_first
 from semel.spark.ledger import LedgerEntry, MicroBatch
 from semel.spark.owners import DriverState
-from semel.spark.sink_columns import check_schema
-from semel.spark.sink_options import SinkOptions, writer_options
+from semel.spark.sink_options import SinkOptions, check_schema, writer_options
 from semel.spark.transaction import BatchTransaction
 from semel.spark.writing import Report, write_rows
 

@@ -26,8 +26,7 @@ from semel.client.producer.coordinator import EndUnknownError
 from semel.client.producer.handle import TransactionHandle, TransactionOwner, WrittenPartition
 from semel.client.types import OffsetAndMetadata
 from semel.protocol.errors import ErrorCode
-from semel.spark.base_sink import SinkError
-from semel.spark.decisions import FencedSinkError, LedgerRule, RefusedError
+from semel.spark.base_sink import FencedSinkError, LedgerRule, RefusedError, SinkError
 from semel.spark.encoding import Targets
 from semel.spark.ledger import LedgerEntry, MicroBatch, Written, topic_of
 from semel.spark.ledger_topic import create, last_entry
@@ -35,8 +34,7 @@ from semel.spark.offsets import lowest
 from semel.spark.options import OptionError
 from semel.spark.owners import ONGOING, DriverState, await_decided, why_in_use
 from semel.spark.sink_options import SinkOptions
-from semel.spark.topic_limits import TopicLimits, limits_of
-from semel.spark.topic_offsets import is_here
+from semel.spark.topics import TopicLimits, is_here, limits_of
 from semel.spark.write_job import check_single_runs
 from semel.spark.writing import Report
 

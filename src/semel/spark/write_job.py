@@ -15,8 +15,7 @@ from semel.spark.in_place import InPlace, tasks_without_shuffle
 from semel.spark.ledger import MicroBatch
 from semel.spark.reruns import StageWatch, lost_executors, spark_notices
 from semel.spark.session import changed
-from semel.spark.sink_columns import prepared
-from semel.spark.sink_options import AT_MOST_ONCE, AUTO, SPREAD, Precautions, SinkOptions
+from semel.spark.sink_options import AT_MOST_ONCE, AUTO, SPREAD, Precautions, SinkOptions, prepared
 from semel.spark.writing import (
     REPORT_COLUMNS,
     RETRIED,

@@ -15,8 +15,7 @@ from semel import faults
 from semel.client.producer.handle import PartitionWriter, PlainHandle, TransactionHandle
 from semel.sinks.postgres.errors import DatabaseFatalError, FencedInDatabaseError, RowRefusedError
 from semel.spark.encoding import BadRowError, Encoder, Routing, Targets, routing_of
-from semel.spark.sink_columns import written_columns
-from semel.spark.sink_options import Precautions, SinkOptions
+from semel.spark.sink_options import Precautions, SinkOptions, written_columns
 from semel.spark.stages import FROM_SPARK, PRODUCE, pulled, stage, task
 from semel.spark.workers import settle_worker, worker_cluster
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semel.sinks.postgres.receipts import LONGEST_ID, event_id_of
+from semel.sinks.postgres.rows import LONGEST_ID, event_id_of
 
 
 @pytest.mark.parametrize("found", ["\ud800", "a\0b", "\ud800" * LONGEST_ID, b"\xff\0", 7])

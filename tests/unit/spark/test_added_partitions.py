@@ -12,11 +12,10 @@ import pytest
 import semel
 from semel.client.cluster import Cluster as ClientCluster
 from semel.client.producer.handle import TransactionHandle
-from semel.spark import plain_sink
+from semel.spark import sink as sink_module
 from semel.spark.encoding import Targets
 from semel.spark.ledger import MicroBatch
-from semel.spark.plain_sink import PlainSink
-from semel.spark.sink import Sink
+from semel.spark.sink import PlainSink, Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.writing import Report
 from tests.support.broker import Cluster
@@ -78,7 +77,7 @@ def test_a_sink_without_transactions_writes_to_partitions_that_are_new(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, found = options_of(cluster, 0, "at_least_once"), []
-    monkeypatch.setattr(plain_sink, "plain_job", lambda _, __, targets, *___: found.append(targets.count) or [])
+    monkeypatch.setattr(sink_module, "plain_job", lambda _, __, targets, *___: found.append(targets.count) or [])
     sink = PlainSink(options)
     sink._batch(None, batch_of(0))
     add_partition(options)

@@ -10,8 +10,7 @@ import pytest
 
 from semel.spark import checksums
 from semel.spark.checksums import Observed, Summed, disagree, hashed_columns, why_state_differs
-from semel.spark.sink_columns import ColumnError
-from semel.spark.sink_options import SinkOptions
+from semel.spark.sink_options import ColumnError, SinkOptions
 
 ROWS = [(b"k1", b"v1"), (b"k2", b"v2"), (None, b"v3"), (b"k1", b"v1")]
 

@@ -14,7 +14,7 @@ from semel.protocol.columns_encode import ColumnEncoder
 from semel.protocol.partitioning import partition_for_key
 from semel.spark import encoding
 from semel.spark.encoding import BadRowError, Encoder, Routing, Targets
-from semel.spark.topic_limits import TopicLimits
+from semel.spark.topics import TopicLimits
 
 TARGETS = Targets({"out": 4, "other": 2, "dead": 1})
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -26,8 +26,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from semel.spark.json_column import json_parser, read_as
 from semel.spark.options import OptionError, SourceOptions, schema_of
+from semel.spark.source import json_parser, read_as
 
 BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "a"}
 

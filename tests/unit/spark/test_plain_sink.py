@@ -11,9 +11,9 @@ from unittest.mock import MagicMock
 import pytest
 
 import semel
-from semel.spark import plain_sink
+from semel.spark import sink as sink_module
 from semel.spark.ledger import MicroBatch
-from semel.spark.plain_sink import PlainSink
+from semel.spark.sink import PlainSink
 from semel.spark.sink_options import SinkOptions
 from tests.support.broker import Cluster
 
@@ -34,8 +34,8 @@ def test_what_is_computed_before_the_offsets_are_stored_is_what_is_written(
         steps.append(f"write {df}")
         return []
 
-    monkeypatch.setattr(plain_sink, "settled", settled)
-    monkeypatch.setattr(plain_sink, "plain_job", job)
+    monkeypatch.setattr(sink_module, "settled", settled)
+    monkeypatch.setattr(sink_module, "plain_job", job)
     monkeypatch.setattr(PlainSink, "_commit", lambda *_: steps.append("store offsets"))
     topic = cluster.unique("once-out")
     with semel.Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
@@ -62,8 +62,8 @@ def test_a_batch_that_moves_no_offset_is_written_and_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     written: list[int] = []
-    monkeypatch.setattr(plain_sink, "settled", nullcontext)
-    monkeypatch.setattr(plain_sink, "plain_job", lambda _, __, ___, number, ____: written.append(number) or [])
+    monkeypatch.setattr(sink_module, "settled", nullcontext)
+    monkeypatch.setattr(sink_module, "plain_job", lambda _, __, ___, number, ____: written.append(number) or [])
     topic = cluster.unique("once-out")
     with semel.Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
         admin.create_topic(topic, 1)

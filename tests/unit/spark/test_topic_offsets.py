@@ -18,9 +18,9 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.topics import CREATE_TOPICS, CreatableTopicResult, CreateTopicsResponse
 from semel.spark.ledger import MicroBatch, topic_of
 from semel.spark.ledger_topic import create
-from semel.spark.plain_sink import PlainSink
+from semel.spark.sink import PlainSink
 from semel.spark.sink_options import SinkOptions
-from semel.spark.topic_offsets import LATEST_OFFSET, is_here, list_offsets
+from semel.spark.topics import LATEST_OFFSET, is_here, list_offsets
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
 

@@ -15,8 +15,7 @@ from semel.spark.encoding import Encoder, Routing, Targets
 from semel.spark.fast_lane import FunctionError, as_table, writable
 from semel.spark.ledger import LedgerEntry, MicroBatch, refuse_lost_state
 from semel.spark.options import OptionError
-from semel.spark.sink_columns import ColumnError, check_columns, written_columns
-from semel.spark.sink_options import SinkOptions, writer_options
+from semel.spark.sink_options import ColumnError, SinkOptions, check_columns, writer_options, written_columns
 from semel.spark.transaction import BatchTransaction, RefusedError, source_offsets
 
 GIVEN = {"kafka.bootstrap.servers": "b:9092", "applicationId": "app", "topic": "out"}
