@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from semel.demo.charts import Point, Scale, element, line, text
+from semel.demo.report import Point, Scale, element, line, text
 
 PANEL, TOP, HEIGHT, LEFT, GAP = 250, 64, 200, 56, 40
 INK, PALE, OURS, PEER = "#33414e", "#d5dce2", "#0f8f7f", "#b7791f"

@@ -29,8 +29,7 @@ from semel.client.errors import KafkaError
 from semel.client.log_reading import fetch_once
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
-from semel.local.apache_kafka import QUICK_JVM, java
-from semel.local.kafka_cluster import KafkaCluster
+from semel.local.apache_kafka import QUICK_JVM, KafkaCluster, java
 from semel.local.processes import Process
 from semel.protocol.batch import iter_headers
 from semel.protocol.rows import MarkerType, decode_batch, decode_marker
@@ -119,7 +118,7 @@ class Copier:
 
     def transactional_ids(self, cluster: Cluster) -> list[str]:
         """Those of Kafka Streams have a random part."""
-        from semel.client.admin.admin import Admin
+        from semel.client.admin.calls import Admin
 
         with Admin(cluster.settings) as admin:
             listed = [each.transactional_id for each in admin.list_transactions()]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from semel.errors import *  # noqa: F403
     from semel.local.brokers import Broker as Broker
     from semel.patterns.entities import Entities as Entities
-    from semel.patterns.entity_view import wait_for_version as wait_for_version
+    from semel.patterns.entities import wait_for_version as wait_for_version
     from semel.patterns.event_time import deduplicate as deduplicate
     from semel.patterns.event_time import join_table as join_table
     from semel.patterns.event_time import join_within as join_within
@@ -61,7 +61,7 @@ _LAZY = {
     "Outbox": "semel.patterns.outbox",
     "SagaStep": "semel.patterns.saga_states",
     "Sagas": "semel.patterns.sagas",
-    "wait_for_version": "semel.patterns.entity_view",
+    "wait_for_version": "semel.patterns.entities",
     "KeyedState": "semel.patterns.state",
     "deduplicate": "semel.patterns.event_time",
     "join_table": "semel.patterns.event_time",

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from semel.patterns.process_output import RecordError as RecordError
     from semel.patterns.saga_states import SagaStepError as SagaStepError
     from semel.patterns.sagas import StepFailedError as StepFailedError
-    from semel.patterns.state_store import StateError as StateError
+    from semel.patterns.state import StateError as StateError
     from semel.protocol.errors import ErrorCode as ErrorCode
     from semel.protocol.errors import Recovery as Recovery
     from semel.sinks.files.errors import FolderError as FolderError
@@ -130,7 +130,7 @@ _HOMES = {
     "semel.patterns.entity_writer": ("AppendRefusedError", "AppendUncertainError", "ConflictError"),
     "semel.patterns.saga_states": ("SagaStepError",),
     "semel.patterns.sagas": ("StepFailedError",),
-    "semel.patterns.state_store": ("StateError",),
+    "semel.patterns.state": ("StateError",),
     "semel.protocol.errors": (
         "ErrorCode",
         "Recovery",

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from semel.demo.charts import Scale
 from semel.demo.play import Moment, Story
 from semel.demo.program import FAULTS, GUARANTEES
-from semel.demo.report import Facts, page, picture
+from semel.demo.report import Facts, Scale, page, picture
 from semel.demo.workloads import WORKLOADS, Outcome, Part
 
 START_S = 1_700_000_000.0

@@ -24,8 +24,7 @@ from semel.client.producer.coordinator import EndUnknownError
 from semel.client.producer.handle import Opening, PartitionWriter, TransactionOwner
 from semel.client.settings import ClientSettings, ProducerSettings
 from semel.client.timing import Deadline
-from semel.local.apache_kafka import ApacheKafka
-from semel.local.kafka_cluster import KafkaCluster
+from semel.local.apache_kafka import ApacheKafka, KafkaCluster
 from semel.prove.checker.reading import read
 from semel.prove.proxy import Effect, Proxy, Rule
 from tests import mutants

@@ -18,7 +18,7 @@ from semel.local.brokers import SemelBroker
 from semel.local.postgres import PostgresServer
 from semel.local.processes import Process
 from semel.patterns.process import Processor
-from semel.prove.postgres_proxy import PostgresProxy
+from semel.prove.database import PostgresProxy
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, until

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 
 import semel
 from semel.cli import main as semel_command
-from semel.prove.checker.folders import check_folder, folder_content, folder_rows
+from semel.prove.checker.sinks import check_folder, folder_content, folder_rows
 from semel.prove.injection import COMPACTION_POINTS, FILES_POINTS
 from semel.sinks.files.reading import compact
 from tests.guarantees.files_member import start

@@ -21,8 +21,8 @@ from semel.local.brokers import SemelBroker
 from semel.local.postgres import PostgresServer
 from semel.local.processes import Process
 from semel.patterns import outbox as outbox_module
+from semel.prove.database import PostgresProxy
 from semel.prove.injection import Injection, command
-from semel.prove.postgres_proxy import PostgresProxy
 from semel.sinks.postgres import outbox_table
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_topic

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 import semel
 from semel.local.brokers import SemelBroker
 from semel.local.postgres import PostgresServer
-from semel.prove.postgres_proxy import PostgresProxy
+from semel.prove.database import PostgresProxy
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic
 from tests.support.waiting import PATIENCE_S

@@ -24,8 +24,8 @@ from semel.client.admin import Admin
 from semel.local.apache_kafka import ApacheKafka
 from semel.local.brokers import SemelBroker
 from semel.local.postgres import PostgresServer
+from semel.prove.database import PostgresProxy
 from semel.prove.injection import DECISION_POINTS, POSTGRES_SINK_POINTS, SINK_POINTS
-from semel.prove.postgres_proxy import PostgresProxy
 from semel.sinks.postgres.database import Database
 from semel.sinks.postgres.staging import fill
 from semel.sinks.postgres.target import RowColumn, fitting

@@ -25,9 +25,9 @@ from semel.local.apache_kafka import ApacheKafka
 from semel.local.brokers import SemelBroker
 from semel.local.postgres import PostgresServer
 from semel.local.processes import Process
-from semel.patterns import unit_decisions
+from semel.patterns import process_decisions
+from semel.prove.database import PostgresProxy
 from semel.prove.injection import Injection, command
-from semel.prove.postgres_proxy import PostgresProxy
 from semel.sinks.postgres.errors import FencedInDatabaseError
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_topic
@@ -259,7 +259,7 @@ def test_an_instance_that_was_frozen_before_it_took_its_id_cannot_abort_what_ano
             return super().init_transactions(*args, **options)
 
     ledger.produce()
-    monkeypatch.setattr(unit_decisions, "Producer", Frozen)
+    monkeypatch.setattr(process_decisions, "Producer", Frozen)
     with pytest.raises(FencedInDatabaseError, match="another one with the same name"):
         ledger.process(instance="the one")
     assert deaths[0] < 0, "the other one died when it had decided"

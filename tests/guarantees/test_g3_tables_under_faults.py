@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from semel.local.apache_kafka import ApacheKafka
-from semel.prove.checker.tables import check_table
+from semel.prove.checker.sinks import check_table
 from tests.support.prove import Proof, prove
 
 LOOPS = ("postgres", "postgres+topics", "inbox", "outbox")

@@ -24,8 +24,7 @@ from semel.cli import main
 from semel.client import Producer, TopicPartition
 from semel.client.admin import Admin
 from semel.client.immediate import run
-from semel.doctor.checks import Limits
-from semel.doctor.examine import Examination, examine
+from semel.doctor.checks import Examination, Limits, examine
 from semel.doctor.findings import Certainty, Diagnosis
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode

@@ -18,7 +18,7 @@ from semel.patterns.entities import Entities
 from semel.patterns.entity_writer import AppendUncertainError, ConflictError
 from semel.patterns.saga_states import ENDED, SagaStep
 from semel.patterns.sagas import Sagas, StepCall, StepFailedError
-from semel.patterns.state_store import StateError
+from semel.patterns.state import StateError
 from semel.prove.checker.histories import AppendCall, check_appends, check_sagas, last_values, statuses
 from semel.prove.checker.reading import Seen
 from tests.simulation.operating_system import ClientProcess, client_processes, wait_for

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
-from semel.patterns import state_store
+from semel.patterns import state
 from semel.patterns.process_output import Output
-from semel.patterns.state import KeyedState
-from semel.patterns.state_store import StateError, StateStore
+from semel.patterns.state import KeyedState, StateError, StateStore
 from tests.simulation.operating_system import ClientProcess, current_process
 from tests.simulation.processing_workload import SINK, SINK_PARTITIONS, TIMEOUTS, Instances, processing
 from tests.simulation.workloads import read_rows
@@ -86,7 +85,7 @@ def files_of_the_killed(max_unwritten: int) -> Iterator[None]:
 
     with (
         mock.patch.object(StateStore, "write", write_if_alive),
-        mock.patch.object(state_store, "MAX_UNWRITTEN", max_unwritten),
+        mock.patch.object(state, "MAX_UNWRITTEN", max_unwritten),
     ):
         yield
 

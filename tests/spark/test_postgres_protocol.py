@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from semel.local.postgres import PostgresServer
-from semel.prove.postgres_proxy import PostgresProxy
+from semel.prove.database import PostgresProxy
 from semel.sinks.postgres.database import Database
 from semel.sinks.postgres.errors import DatabaseConflictError, DatabaseFatalError, RowRefusedError
 from semel.sinks.postgres.staging import fill

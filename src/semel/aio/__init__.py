@@ -10,10 +10,9 @@
             print(record.offset, record.value)
 
 admin       `AsyncAdmin`                         producer    `AsyncProducer`, its transactions and deliveries
-consumer    `AsyncConsumer`                      sender      drives a producer's core
-network     what a consumer's drivers need       connection  one connection in an event loop
-cluster     connections by broker and lane       loop_guard  one event loop per client
-task_guard  one task at a time in a poll
+consumer    `AsyncConsumer` and its network      sender      drives a producer's core
+cluster     connections by broker and lane       connection  one connection in an event loop
+loop_guard  one event loop per client
 
 What a client decides is shared with `semel.client`: the cores, and the calls that are written as coroutines.
 """

@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
 def _examine(args: argparse.Namespace) -> int:
     from semel.client.admin import Admin
     from semel.client.immediate import run as complete
-    from semel.doctor.checks import Limits
-    from semel.doctor.examine import as_json, examine
+    from semel.doctor.checks import Limits, as_json, examine
     from semel.doctor.snapshot import STEPS
 
     limits = Limits(long_transaction_s=args.long_transaction)

@@ -36,8 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from urllib.parse import quote
 
     try:
-        from semel.web.app import UiOptions
-        from semel.web.serve import serve
+        from semel.web.app import UiOptions, serve
     except ImportError as error:
         raise CommandError(
             f"the page needs a package that is not there ({error.name}): pip install 'semel[ui]'"

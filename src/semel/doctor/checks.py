@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 import msgspec
 
+from semel.client.admin.calls import AdminCalls
 from semel.client.admin.transactions import TransactionInfo
 from semel.client.types import TopicPartition
-from semel.doctor.findings import Certainty, Diagnosis
-from semel.doctor.snapshot import AUTHORIZER, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, CommitSeen, Snapshot
+from semel.doctor.findings import AILMENTS, Certainty, Diagnosis
+from semel.doctor.snapshot import AUTHORIZER, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, CommitSeen, Snapshot, take_snapshot
 from semel.protocol.partitioning import coordinator_partition
 from semel.spark.ledger import SUFFIX, LedgerEntry
 from semel.spark.offsets import parse
@@ -465,3 +467,42 @@ def command_line(*words: object) -> str:
         else:
             names.append(str(word))
     return shlex.join([*line, *(["--", *names] if names else [])])
+
+
+# --- One examination: a snapshot of the cluster, and what is wrong in it ---
+
+
+class Examination(msgspec.Struct, frozen=True):
+    findings: list[Diagnosis]
+    not_looked_at: list[str]
+    took_ms: float
+
+
+async def examine(
+    calls: AdminCalls,
+    limits: Limits | None = None,
+    timeout_ms: float = 10_000,
+    on_step: Callable[[int, str], None] = lambda number, what: None,
+) -> Examination:
+    """Looks at a whole cluster. Changes nothing. `on_step` is that of `take_snapshot`."""
+    started_s = time.monotonic()
+    snapshot = await take_snapshot(calls, timeout_ms, on_step)
+    missing = list(snapshot.not_looked_at)
+    if snapshot.steps is None:
+        missing.append("fenced-again: only semel's broker lists who was fenced")
+    found = find(snapshot, limits)
+    return Examination(found, missing, (time.monotonic() - started_s) * 1000)
+
+
+def as_json(finding: Diagnosis) -> dict[str, object]:
+    """A finding with all its texts."""
+    return {
+        "name": finding.name,
+        "where": finding.where,
+        "certainty": finding.certainty.value,
+        "title": AILMENTS[finding.name].title,
+        "seen": finding.seen,
+        "meaning": AILMENTS[finding.name].meaning,
+        "cure": finding.cure,
+        "is_command": finding.is_command,
+    }

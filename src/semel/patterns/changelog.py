@@ -17,8 +17,7 @@ from semel.client.consumer import Consumer
 from semel.client.errors import TimedOutError
 from semel.client.settings import ConsumerSettings
 from semel.client.types import TopicPartition
-from semel.patterns.state import RESERVED, KeyedState
-from semel.patterns.state_store import Changes, StateError, StateStore, StoreIdentity
+from semel.patterns.state import RESERVED, Changes, KeyedState, StateError, StateStore, StoreIdentity
 
 LATEST = -1
 RETENTION = "delete.retention.ms"

@@ -23,7 +23,7 @@ from semel.client.producer import Producer
 from semel.client.timing import timeout_in_ms
 from semel.client.types import ConsumerRecord, TopicPartition
 from semel.client.waiting import LastingCondition
-from semel.patterns.topic_sets import partition_count
+from semel.patterns.topics import partition_count
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.partitioning import partition_for_key
 

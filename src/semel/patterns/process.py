@@ -39,7 +39,7 @@ from semel.client.types import GroupMetadata, TopicPartition
 from semel.client.waiting import Flag
 from semel.patterns.changelog import Changelog
 from semel.patterns.process_decisions import PostgresAndTopics
-from semel.patterns.process_files import FilesMode
+from semel.patterns.process_external import FilesMode
 from semel.patterns.process_modes import MODES, Mode
 from semel.patterns.process_options import (
     check_bad_records,

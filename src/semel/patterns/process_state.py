@@ -26,8 +26,7 @@ from semel.client.types import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from semel.patterns.changelog import Changelog
 from semel.patterns.process_modes import ExactlyOnce
 from semel.patterns.process_output import Emitter, Made
-from semel.patterns.state import KeyedState, State
-from semel.patterns.state_store import Changes, StateError, StateStore
+from semel.patterns.state import Changes, KeyedState, State, StateError, StateStore
 
 CHANGELOG_OVERHEAD_BYTES = 200  # of a batch with one record
 

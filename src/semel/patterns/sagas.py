@@ -32,7 +32,6 @@ from semel.client.settings import ProducerSettings
 from semel.client.timing import timeout_in_ms
 from semel.client.types import ConsumerRecord, TopicPartition
 from semel.client.waiting import Flag
-from semel.patterns.catching_up import read_up_to
 from semel.patterns.process import Processor, Stats
 from semel.patterns.process_options import underscored
 from semel.patterns.process_output import Output, check_rows
@@ -48,7 +47,7 @@ from semel.patterns.saga_states import (
 )
 from semel.patterns.state import KeyedState, State
 from semel.patterns.stopping import stop_on_signals
-from semel.patterns.topic_sets import BROKER_TIME, COMPACTED, create_topics, partition_count
+from semel.patterns.topics import BROKER_TIME, COMPACTED, create_topics, partition_count, read_up_to
 from semel.protocol.partitioning import partition_for_key
 
 log = logging.getLogger("semel.saga")

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from semel.prove.catalog import WORKLOADS
 from semel.prove.checker.check import CheckResult, Violation, ViolationKind, check
 from semel.prove.checker.reading import (
     CheckerError,
@@ -23,6 +22,7 @@ from semel.prove.checker.reading import (
 from semel.prove.inflict import Inflictor
 from semel.prove.schedule import Fault, Round, Scene, Schedule
 from semel.prove.stage import Stage, StageError
+from semel.prove.table_workloads import WORKLOADS
 from semel.prove.workloads import PRODUCER, Workload
 
 TICK_S = 0.02

@@ -18,11 +18,9 @@ from semel.local import checkout
 from semel.progress import ProgressBar
 from semel.prove.campaign import CampaignResult, RoundResult
 from semel.prove.campaign import run as play
-from semel.prove.catalog import WORKLOADS
 from semel.prove.checker.reading import CheckerError, delete_topics, topics_like
 from semel.prove.injection import Patch
 from semel.prove.inputs import TRANSACTION_SIZE
-from semel.prove.nodes import NodesError
 from semel.prove.schedule import (
     BROKER,
     FIRST_GENERATION_APIS,
@@ -37,7 +35,8 @@ from semel.prove.schedule import (
     node_cards,
     nodes_and_others,
 )
-from semel.prove.stage import Stage, StageError
+from semel.prove.stage import NodesError, Stage, StageError
+from semel.prove.table_workloads import WORKLOADS
 from semel.prove.workloads import AppError, expectation_name, load_function
 
 ROUNDS_PER_SCENE = 12  # then topics, groups and checkpoints are made anew

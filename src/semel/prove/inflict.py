@@ -14,11 +14,10 @@ from itertools import count
 from pathlib import Path
 
 from semel.local.processes import Process
-from semel.prove.nodes import Outage
-from semel.prove.postgres_proxy import Cut
+from semel.prove.database import Cut
 from semel.prove.proxy import Effect, Rule
 from semel.prove.schedule import BROKER, DATABASE, NETWORK, NODE, Fault
-from semel.prove.stage import Actor, OwnBroker, Stage, send
+from semel.prove.stage import Actor, Outage, OwnBroker, Stage, send
 from semel.prove.workloads import Workload
 
 TASK, EXECUTOR = "task", "executor"  # processes that belong to the driver

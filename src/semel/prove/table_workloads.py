@@ -11,7 +11,7 @@ import psycopg
 from semel.prove import inputs
 from semel.prove.checker.check import Expectation, Violation, ViolationKind
 from semel.prove.checker.reading import Seen
-from semel.prove.checker.tables import check_table
+from semel.prove.checker.sinks import check_table
 from semel.prove.database import StageDatabase
 from semel.prove.injection import (
     DECISION_POINTS,
@@ -36,7 +36,18 @@ from semel.prove.workloads import (
     REQUEST_TIMEOUT_MS,
     RESPONSE_POINTS,
     TRANSACTION_TIMEOUT_MS,
+    AnyOrderWorkload,
+    AppWorkload,
+    ChainWorkload,
+    EntitiesWorkload,
+    ExecutorsWorkload,
+    FilesWorkload,
+    LoopWorkload,
+    SagasWorkload,
     SparkWorkload,
+    StatefulWorkload,
+    StateWorkload,
+    StreamWriterWorkload,
     Workload,
 )
 
@@ -315,3 +326,31 @@ class SparkPostgresAndTopicsWorkload(SparkPostgresWorkload):
 
     def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
         return Workload.complete(self, seen, transactions) and self.has_rows(transactions)
+
+
+# --- The workloads, by their names ---
+
+
+WORKLOADS: dict[str, type[Workload]] = {
+    workload.name: workload
+    for workload in (
+        LoopWorkload,
+        ChainWorkload,
+        StateWorkload,
+        EntitiesWorkload,
+        SagasWorkload,
+        PostgresWorkload,
+        PostgresAndTopicsWorkload,
+        InboxWorkload,
+        OutboxWorkload,
+        FilesWorkload,
+        SparkWorkload,
+        AnyOrderWorkload,
+        StreamWriterWorkload,
+        StatefulWorkload,
+        ExecutorsWorkload,
+        SparkPostgresWorkload,
+        SparkPostgresAndTopicsWorkload,
+        AppWorkload,
+    )
+}

@@ -1,5 +1,5 @@
 """What is run under faults: small classes. A new one needs its processes, its topics and what to expect, and a line in
-`catalog`."""
+`table_workloads.WORKLOADS`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from semel.prove.checker.check import Expectation, OffsetsRule, Violation
-from semel.prove.checker.folders import check_folder, folder_content
 from semel.prove.checker.histories import check_appends, check_sagas, last_values, read_calls, statuses
 from semel.prove.checker.reading import Seen, read
+from semel.prove.checker.sinks import check_folder, folder_content
 from semel.prove.database import StageDatabase
 from semel.prove.injection import COMPACTION_POINTS, FILES_POINTS, SINK_POINTS, STATE_POINTS, TASK_POINTS
 from semel.prove.inputs import KEYS, by_key, forbidden_up_to, key_of, source_expectation, values_up_to

@@ -11,12 +11,17 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -318,3 +323,54 @@ async def _ticks(request: Request) -> AsyncIterator[str]:
         yield f"data: {json.dumps(state)}\n\n"
         with suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), TICK_S)
+
+
+# --- Runs the page's server until it is stopped ---
+
+
+STOP_GRACE_S = 2
+
+
+def serve(options: UiOptions, sock: socket.socket, *, end_with_stdin: bool = False) -> None:
+    """Until SIGTERM or SIGINT, or until stdin closes. Open streams do not hold it up."""
+    config = uvicorn.Config(
+        make_app(options),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_GRACE_S,
+        lifespan="on",
+    )
+    asyncio.run(_serve(uvicorn.Server(config), sock, end_with_stdin))
+
+
+async def _serve(server: uvicorn.Server, sock: socket.socket, end_with_stdin: bool) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        server.config.app.state.stopping.set()  # type: ignore[union-attr]  # streams end by themselves
+        server.should_exit = True
+
+    if end_with_stdin:
+        stdin = sys.stdin.fileno()
+
+        def on_stdin() -> None:
+            if not os.read(stdin, 4096):
+                loop.remove_reader(stdin)
+                stop()
+
+        loop.add_reader(stdin, on_stdin)
+    with _signals(stop):
+        await server._serve(sockets=[sock])  # `serve` would take the signals itself, and end without a word to streams
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

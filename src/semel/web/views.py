@@ -16,8 +16,7 @@ from semel.client.admin.transactions import ProducerInfo, TransactionInfo
 from semel.client.errors import FatalError, KafkaError
 from semel.client.log_view import SeenRecord, view_log
 from semel.client.types import TopicPartition
-from semel.doctor.checks import Limits, Name, command_line
-from semel.doctor.examine import as_json, examine
+from semel.doctor.checks import Limits, Name, as_json, command_line, examine
 from semel.doctor.findings import with_options
 from semel.doctor.snapshot import OFFSETS_TOPIC
 from semel.doctor.timeline import timeline

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from semel.client.types import ConsumerRecord
-from semel.patterns.entities import Decide, _decode_state, _encode_state
-from semel.patterns.entity_view import parse_token
+from semel.patterns.entities import Decide, _decode_state, _encode_state, parse_token
 from semel.patterns.process_output import Output
-from semel.patterns.state import KeyedState, State
-from semel.patterns.state_store import StateStore, StoreIdentity
+from semel.patterns.state import KeyedState, State, StateStore, StoreIdentity
 from semel.protocol.partitioning import partition_for_key
 
 

@@ -11,8 +11,8 @@ import pytest
 from semel.client.errors import TimedOutError
 from semel.client.settings import ConsumerSettings
 from semel.client.types import ConsumerRecord, TopicPartition
-from semel.patterns.catching_up import read_up_to
-from semel.patterns.entity_view import EntityView
+from semel.patterns.entities import EntityView
+from semel.patterns.topics import read_up_to
 
 PLACE = TopicPartition("accounts", 0)
 

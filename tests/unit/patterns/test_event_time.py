@@ -14,8 +14,7 @@ from semel.client.errors import ConfigError
 from semel.client.types import ConsumerRecord
 from semel.patterns.event_time import LateRecordError, deduplicate, join_table, join_within, windowed
 from semel.patterns.process_output import Output, rows_of
-from semel.patterns.state import KeyedState, State
-from semel.patterns.state_store import StateStore, StoreIdentity
+from semel.patterns.state import KeyedState, State, StateStore, StoreIdentity
 
 
 class Partition:

@@ -14,8 +14,7 @@ from semel.client.types import ConsumerRecord
 from semel.patterns import sagas
 from semel.patterns.saga_states import SagaOrder, SagaReply, SagaState, SagaStep, SagaTable
 from semel.patterns.sagas import TICK, Orchestrate, Participate
-from semel.patterns.state import KeyedState, State
-from semel.patterns.state_store import StateStore, StoreIdentity
+from semel.patterns.state import KeyedState, State, StateStore, StoreIdentity
 
 LIMIT_BYTES = 10_000
 

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from semel.client.errors import ConfigError
-from semel.patterns.state import RESERVED, KeyedState, State
-from semel.patterns.state_store import StateStore, StoreIdentity
+from semel.patterns.state import RESERVED, KeyedState, State, StateStore, StoreIdentity
 
 
 @pytest.fixture

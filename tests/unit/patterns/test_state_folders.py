@@ -13,8 +13,7 @@ import pytest
 from semel.client.errors import AbortableError
 from semel.client.types import OffsetAndMetadata, TopicPartition
 from semel.patterns.process_state import StateFolder, Stores
-from semel.patterns.state import KeyedState, State
-from semel.patterns.state_store import StateError, StoreIdentity
+from semel.patterns.state import KeyedState, State, StateError, StoreIdentity
 
 
 @pytest.fixture

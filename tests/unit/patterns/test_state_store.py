@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from semel.patterns import state_store
-from semel.patterns.state_store import StateError, StateStore, StoreIdentity
+from semel.patterns import state
+from semel.patterns.state import StateError, StateStore, StoreIdentity
 
 IDENTITY = StoreIdentity("app", "counts", 1, 0, "topic-1")
 
@@ -40,7 +40,7 @@ def test_what_was_not_written_when_the_process_died_is_neither_in_the_values_nor
 
 
 def test_committed_values_are_written_before_they_take_much_memory(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(state_store, "MAX_UNWRITTEN", 10)
+    monkeypatch.setattr(state, "MAX_UNWRITTEN", 10)
     store = opened(tmp_path)
     for number in range(100):
         store.advance({b"%d" % number: b"v"}, number + 1)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import semel
-from semel.patterns.process_decisions import split
-from semel.patterns.unit_decisions import Settler, packed, unpacked
+from semel.patterns.process_decisions import Settler, packed, split, unpacked
 from semel.sinks.postgres.decisions import Decision, DecisionsTable
 
 OUTPUT = semel.Output(b"v", topic="t")

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from semel.prove.catalog import WORKLOADS
 from semel.prove.command import Wish, WishError, plan, schedule_of
 from semel.prove.injection import COMPACTION_POINTS, FILES_POINTS
 from semel.prove.schedule import BROKER, NODE, ScheduleError, load_schedule
-from semel.prove.table_workloads import TableWorkload
+from semel.prove.table_workloads import WORKLOADS, TableWorkload
 from tests.mutants import AIMED, HUNTS, MUTANTS
 from tests.support.boundaries import boundaries
 from tests.support.broker import ROOT

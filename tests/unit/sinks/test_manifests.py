@@ -12,7 +12,7 @@ import pytest
 
 from semel.client.errors import ConfigError
 from semel.client.types import TopicPartition
-from semel.prove.checker.folders import folder_content
+from semel.prove.checker.sinks import folder_content
 from semel.sinks.files import manifests
 from semel.sinks.files.errors import FolderError, FolderTakenError, UnfitRowError
 from semel.sinks.files.folder import FolderWriter, Unit

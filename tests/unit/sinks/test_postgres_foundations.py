@@ -13,7 +13,7 @@ import pytest
 
 from semel.client.errors import ConfigError
 from semel.local.postgres import PostgresServer
-from semel.prove.postgres_proxy import PostgresProxy
+from semel.prove.database import PostgresProxy
 from semel.sinks.postgres.database import Database
 from semel.sinks.postgres.errors import (
     DatabaseCommitUncertainError,
