@@ -1,7 +1,7 @@
 """Topics, configurations, groups and transactions of a cluster, for those who look after it.
 
 calls         topics, configurations, offsets; `Admin`   groups        consumer groups and their lag
-transactions  open transactions and their producers      observation   what happened in the cluster, much at a time
+transactions  open transactions and their producers      observation   a whole cluster with few requests
 base          settings, calls with a deadline            risks         settings that put records at risk
 """
 
