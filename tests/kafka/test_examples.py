@@ -62,12 +62,12 @@ def test_by_hand_aborts_and_reads_again_what_was_not_committed(
     options = {"group_id": "by-hand-more", "auto_offset_reset": "earliest", "enable_auto_commit": False}
     fired = []
 
-    def failing(self: semel.Producer, **more: object) -> None:
+    async def failing(self: semel.Producer, _: object = None) -> None:
         monkeypatch.undo()
         fired.append(self)
         raise semel.AbortableError("aborted")
 
-    monkeypatch.setattr(semel.Producer, "commit_transaction", failing)
+    monkeypatch.setattr(semel.Producer, "_commit", failing)
     with (
         semel.Consumer(bootstrap_servers=bootstrap, **options) as consumer,
         semel.Producer(bootstrap_servers=bootstrap, transactional_id="by-hand-more") as producer,

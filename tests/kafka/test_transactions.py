@@ -19,6 +19,7 @@ from semel.client.errors import (
     KafkaError,
     TimedOutError,
 )
+from semel.client.immediate import run
 from semel.client.producer import Producer
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.types import GroupMetadata, OffsetAndMetadata
@@ -380,7 +381,7 @@ def test_an_end_that_arrives_late_cannot_end_the_next_transaction(
     assert transaction._identity.epoch > before.epoch
     producer.send(topic, b"second").result(timeout_ms=PATIENCE_S * 1000)
     with pytest.raises(FencedError):
-        coordinator.end(before, True, transaction.generation, coordinator.cluster.deadline(PATIENCE_S))
+        run(coordinator.end(before, True, transaction.generation, coordinator.cluster.deadline(PATIENCE_S)))
     producer.commit_transaction(timeout_ms=30_000)
     assert _settled(cluster, topic, 2)
 

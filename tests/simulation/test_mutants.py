@@ -109,8 +109,12 @@ def fail_the_transaction_after_its_batch(patch: Patch) -> None:
 
 
 def lose_records_at_close_with_acks_0(patch: Patch) -> None:
-    flush = Sender.flush
-    patch.setattr(Sender, "flush", lambda sender, deadline: sender.settings.acks_number == 0 or flush(sender, deadline))
+    flushed = Sender.flushed
+
+    async def not_waited_for(sender: Sender, deadline: Deadline) -> bool:
+        return sender.settings.acks_number == 0 or await flushed(sender, deadline)
+
+    patch.setattr(Sender, "flushed", not_waited_for)
 
 
 def ignore_buffer_memory(patch: Patch) -> None:
@@ -153,17 +157,17 @@ def stay_initializing_when_interrupted(patch: Patch) -> None:
 
 
 def take_a_commit_without_a_response_for_done(patch: Patch) -> None:
-    from semel.client.producer.transactions import Transactions
+    from semel.client.producer.transactions import TransactionCalls
 
-    commit = Transactions.commit
+    commit = TransactionCalls.commit
 
-    def commit_or_so(transactions: Transactions, deadline: Deadline) -> None:
+    async def commit_or_so(transactions: TransactionCalls, deadline: Deadline) -> None:
         try:
-            commit(transactions, deadline)
+            await commit(transactions, deadline)
         except CommitUncertainError:
             transactions.transaction.committed()
 
-    patch.setattr(Transactions, "commit", commit_or_so)
+    patch.setattr(TransactionCalls, "commit", commit_or_so)
 
 
 def acknowledge_every_batch_of_a_response(patch: Patch) -> None:

@@ -25,22 +25,17 @@ from typing import TYPE_CHECKING, Any, Self
 from semel.aio.cluster import AsyncCluster, held
 from semel.aio.loop_guard import LoopGuard
 from semel.aio.sender import AsyncDelivery, AsyncSender, AsyncTableDelivery, forgettable
-from semel.client.errors import ClosedError, FatalError, KafkaError, TimedOutError
+from semel.client.errors import ClosedError, FatalError, TimedOutError
 from semel.client.metrics import ProducerMetrics
 from semel.client.producer.base import (
-    ABORTED_AT_CLOSE,
     ProducerBase,
     TransactionBlock,
-    not_flushed,
     offsets_with_metadata,
     unknown_partition,
 )
-from semel.client.producer.coordinator import CoordinatorCalls
 from semel.client.producer.deliveries import TableShare
 from semel.client.producer.records import Headers
-from semel.client.producer.transaction import PreparedTransaction, TransactionCore
-from semel.client.producer.transaction_states import ProducerTxnState
-from semel.client.producer.transactions import TransactionCalls
+from semel.client.producer.transaction import PreparedTransaction
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline, timeout_in_ms
 from semel.client.types import GroupMetadata, OffsetAndMetadata
@@ -51,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("semel.client")
 
 
-class AsyncProducer(ProducerBase[TransactionCalls]):
+class AsyncProducer(ProducerBase):
     """Writes records to topics. Tasks of one event loop may share it."""
 
     def __init__(
@@ -67,20 +62,15 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
         super().__init__(options, key_serializer, value_serializer, keywords)
         self._guard = LoopGuard("AsyncProducer")
         self._cluster = AsyncCluster(self.settings, self._guard)
-        self._sender = self._make_sender()
+        self._sender: AsyncSender = self._make_sender(
+            self._cluster,
+            lambda identity, coordinator: AsyncSender(
+                self.settings, self._cluster, identity, coordinator, self._forget_count()
+            ),
+        )
         self._countings: dict[str, asyncio.Lock] = {}  # one task at a time looks a topic up
         self._offset_tasks: set[asyncio.Task[None]] = set()  # go on although their callers were cancelled
         self._finalizer = self._cluster.close_with(self)
-
-    def _make_sender(self) -> AsyncSender:
-        settings = self.settings
-        if settings.transactional_id is None:
-            return AsyncSender(settings, self._cluster, self._write_identity(), forget_count=self._forget_count())
-        coordinator = CoordinatorCalls(self._cluster, settings, settings.transactional_id)
-        transaction = TransactionCore(settings.transactional_id)
-        sender = AsyncSender(settings, self._cluster, transaction, coordinator, self._forget_count())
-        self._transactions = TransactionCalls(transaction, coordinator, sender)
-        return sender
 
     # --- sending ---
     async def send(
@@ -141,10 +131,7 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
     @timeout_in_ms
     async def flush(self, *, timeout_ms: float | None = None) -> None:
         """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""
-        self._check_open()
-        deadline = self._longest(timeout_ms)
-        if not await self._sender.flushed(deadline):
-            raise not_flushed(deadline)
+        await self._flush(timeout_ms)
 
     @timeout_in_ms
     async def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> int:
@@ -171,10 +158,7 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
 
     async def begin_transaction(self) -> None:
         """Everything sent from here on becomes visible together, at commit."""
-        transactions = self._transactional()
-        self._start()
-        await transactions.begin(self._block_s(None))
-        self._transaction_began_s = time.monotonic()
+        await self._begin()
 
     @timeout_in_ms
     async def send_offsets_to_transaction(
@@ -224,12 +208,12 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
     async def commit_transaction(self, *, timeout_ms: float | None = None) -> None:
         """Waits for all records of the transaction, then commits. After `CommitUncertainError` call it again. If it is
         cancelled, nothing was committed, or the commit may have been sent: call it again, which settles it."""
-        await self._transactional().commit(Deadline(self._block_s(timeout_ms)))
+        await self._commit(timeout_ms)
 
     @timeout_in_ms
     async def abort_transaction(self, *, timeout_ms: float | None = None) -> None:
         """Nothing of the transaction becomes visible. After a timeout or a cancellation call it again."""
-        await self._transactional().abort(Deadline(self._block_s(timeout_ms)))
+        await self._abort(timeout_ms)
 
     def transaction(self) -> AsyncProducerTransaction:
         """`async with producer.transaction() as txn:` commits at the end, and aborts if the block raises or is
@@ -254,16 +238,6 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
             await self._finish_work(deadline)
         finally:
             await self._shut_down()
-
-    async def _finish_work(self, deadline: Deadline) -> None:
-        transactions = self._transactions
-        if transactions is not None and transactions.state in ABORTED_AT_CLOSE:
-            try:
-                await transactions.abort(deadline)
-            except KafkaError as error:
-                log.warning("the open transaction could not be aborted at close; the broker will: %s", error)
-        elif not await self._sender.flushed(deadline):
-            log.warning("records were not acknowledged before the producer was closed")
 
     async def _shut_down(self) -> None:
         self._finalizer.detach()
@@ -327,35 +301,14 @@ class AsyncProducerTransaction(TransactionBlock):
     """One transaction as an `async with` block; what it offers goes to its producer."""
 
     def __init__(self, producer: AsyncProducer) -> None:
-        super().__init__(producer._sender.core)
-        self._producer = producer
+        super().__init__(producer)
         self.send = self._of_block(producer.send)
         self.send_table = self._of_block(producer.send_table)
         self.send_offsets = self._of_block(producer.send_offsets_to_transaction)
 
     async def __aenter__(self) -> Self:
-        if self._producer._transactional().state is ProducerTxnState.ABORTING:  # the last block's abort timed out
-            await self._producer.abort_transaction()
-        await self._producer.begin_transaction()
-        self._began()
+        await self._enter()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is not None:
-            await self._abort()
-            return
-        try:
-            await self._producer.commit_transaction()
-        except BaseException:  # not in time, failed, cancelled: this transaction must be ended here
-            await self._abort()
-            raise
-
-    async def _abort(self) -> None:
-        """As far as possible: the error that led here is the one to see. A commit that may have happened is left as it
-        is; its `CommitUncertainError` says how to settle it."""
-        if self._producer._closed or self._producer._transactional().state not in ABORTED_AT_CLOSE:
-            return
-        try:
-            await self._producer.abort_transaction()
-        except KafkaError as failure:
-            log.warning("the transaction could not be aborted; the broker will at its timeout: %s", failure)
+        await self._leave(error)

@@ -3,20 +3,25 @@ partition it goes to, and their words."""
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from semel.client.errors import ClosedError, ConfigError, IllegalStateError, TimedOutError
+from semel.client.cluster_calls import ClusterCalls
+from semel.client.errors import ClosedError, ConfigError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.metrics import ProducerMetrics
 from semel.client.producer.accumulator import StickyPartitioner
 from semel.client.producer.batches import Row
+from semel.client.producer.coordinator import CoordinatorCalls
 from semel.client.producer.core import ProducerCore
 from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
 from semel.client.producer.records import RecordPacker
+from semel.client.producer.sending import BatchSender
+from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
-from semel.client.producer.transactions import TransactionCalls, Transactions
+from semel.client.producer.transactions import TransactionCalls
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.types import OffsetAndMetadata
@@ -32,13 +37,17 @@ UNFINISHED_STATES = ABORTED_AT_CLOSE | {
     ProducerTxnState.COMMITTING,
 }
 
-Calls = TypeVar("Calls", Transactions, TransactionCalls)
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Driver = TypeVar("Driver", bound=BatchSender[Any])
+
+log = logging.getLogger("semel.client")
 
 
-class ProducerBase(Generic[Calls]):
+class ProducerBase:
     """A producer without its driver."""
+
+    _sender: BatchSender[Any]
 
     def __init__(
         self,
@@ -51,7 +60,7 @@ class ProducerBase(Generic[Calls]):
         self._packer = RecordPacker(key_serializer, value_serializer, self.settings.max_request_size)
         self._sticky = StickyPartitioner(self.settings.batch_size, random.randrange)
         self._partition_counts: dict[str, tuple[int, float]] = {}  # topic: partitions, good until
-        self._transactions: Calls | None = None
+        self._transactions: TransactionCalls | None = None
         self._transaction_began_s = 0.0
         self._closed = False
 
@@ -61,10 +70,6 @@ class ProducerBase(Generic[Calls]):
         raise TypeError(f"{article} {name} cannot be pickled; send its `settings` and make one in each process")
 
     # --- records ---
-    def _write_identity(self) -> WriteIdentity:
-        """For a producer without transactions."""
-        return IdempotentIdentity() if self.settings.is_idempotent else WriteIdentity()
-
     def _known_count(self, topic: str, now_s: float) -> int | None:
         """How many partitions a topic has, if it was looked up a short while ago."""
         counted = self._partition_counts.get(topic)
@@ -95,8 +100,56 @@ class ProducerBase(Generic[Calls]):
             sealed=False,  # the stamp changes the header, and computes the CRC
         )
 
+    def _make_sender(
+        self, calls: ClusterCalls[Any], sender_of: Callable[[WriteIdentity, CoordinatorCalls | None], Driver]
+    ) -> Driver:
+        """The driver of this producer, and the calls of its transactions if it has a transactional id."""
+        id_ = self.settings.transactional_id
+        if id_ is None:
+            return sender_of(IdempotentIdentity() if self.settings.is_idempotent else WriteIdentity(), None)
+        coordinator, transaction = CoordinatorCalls(calls, self.settings, id_), TransactionCore(id_)
+        sender = sender_of(transaction, coordinator)
+        self._transactions = TransactionCalls(transaction, coordinator, sender)
+        return sender
+
+    async def _flush(self, timeout_ms: float | None) -> None:
+        self._check_open()
+        deadline = self._longest(timeout_ms)
+        if not await self._sender.flushed(deadline):
+            raise TimedOutError(
+                f"not everything was acknowledged within {deadline.total_s:.3g} s; it is still on its way: "
+                "call flush() again, or see delivery.timeout.ms"
+            )
+
     # --- transactions ---
-    def _transactional(self) -> Calls:
+    async def _begin(self) -> None:
+        transactions = self._transactional()
+        self._start()
+        await transactions.begin(self._block_s(None))
+        self._transaction_began_s = time.monotonic()
+
+    def _start(self) -> None:
+        """Starts what sends, if it does not run."""
+        raise NotImplementedError
+
+    async def _commit(self, timeout_ms: float | None = None) -> None:
+        await self._transactional().commit(Deadline(self._block_s(timeout_ms)))
+
+    async def _abort(self, timeout_ms: float | None = None) -> None:
+        await self._transactional().abort(Deadline(self._block_s(timeout_ms)))
+
+    async def _finish_work(self, deadline: Deadline) -> None:
+        """At the end: aborts the open transaction, or else waits for what is on its way."""
+        transactions = self._transactions
+        if transactions is not None and transactions.state in ABORTED_AT_CLOSE:
+            try:
+                await transactions.abort(deadline)
+            except KafkaError as error:
+                log.warning("the open transaction could not be aborted at close; the broker will: %s", error)
+        elif not await self._sender.flushed(deadline):
+            log.warning("records were not acknowledged before the producer was closed")
+
+    def _transactional(self) -> TransactionCalls:
         self._check_open()
         if self._transactions is None:
             raise IllegalStateError("transactions need the option transactional.id; this producer has none")
@@ -156,12 +209,36 @@ class ProducerBase(Generic[Calls]):
 class TransactionBlock:
     """What the blocks of both producers know of their transaction."""
 
-    def __init__(self, core: ProducerCore) -> None:
-        self._core = core
+    def __init__(self, producer: ProducerBase) -> None:
+        self._producer = producer
+        self._core = producer._sender.core
         self._number: int | None = None  # of its transaction, once that has begun
 
-    def _began(self) -> None:
+    async def _enter(self) -> None:
+        if self._producer._transactional().state is ProducerTxnState.ABORTING:  # the last block's abort timed out
+            await self._producer._abort()
+        await self._producer._begin()
         self._number = self._core.transaction_number
+
+    async def _leave(self, error: BaseException | None) -> None:
+        if error is not None:
+            await self._abort()
+            return
+        try:
+            await self._producer._commit()
+        except BaseException:  # not in time, failed, Ctrl-C, cancelled: this transaction must be ended here
+            await self._abort()
+            raise
+
+    async def _abort(self) -> None:
+        """As far as possible: the error that led here is the one to see. A commit that may have happened is left as it
+        is; its `CommitUncertainError` says how to settle it."""
+        if self._producer._closed or self._producer._transactional().state not in ABORTED_AT_CLOSE:
+            return
+        try:
+            await self._producer._abort()
+        except KafkaError as failure:
+            log.warning("the transaction could not be aborted; the broker will at its timeout: %s", failure)
 
     def _of_block(self, call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         """A call of the producer, for this transaction only: one that comes late must not get into the next one."""
@@ -176,13 +253,6 @@ class TransactionBlock:
 
 def unknown_partition(topic: str, partition: int, count: int) -> ConfigError:
     return ConfigError(f"{topic!r} has no partition {partition}; it has 0 to {count - 1}")
-
-
-def not_flushed(deadline: Deadline) -> TimedOutError:
-    return TimedOutError(
-        f"not everything was acknowledged within {deadline.total_s:.3g} s; it is still on its way: "
-        "call flush() again, or see delivery.timeout.ms"
-    )
 
 
 def offsets_with_metadata(

@@ -22,7 +22,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from semel.client.cluster import Cluster
 from semel.client.errors import (
@@ -31,24 +31,19 @@ from semel.client.errors import (
     IllegalStateError,
     KafkaError,
 )
-from semel.client.immediate import Closing
+from semel.client.immediate import Closing, run
 from semel.client.metrics import ProducerMetrics
 from semel.client.producer.base import (
-    ABORTED_AT_CLOSE,
     ProducerBase,
     TransactionBlock,
-    not_flushed,
     offsets_with_metadata,
     unknown_partition,
 )
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Row
-from semel.client.producer.coordinator import CoordinatorClient
 from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
 from semel.client.producer.records import Headers
 from semel.client.producer.sender import Sender
-from semel.client.producer.transaction import PreparedTransaction, TransactionCore
-from semel.client.producer.transaction_states import ProducerTxnState
-from semel.client.producer.transactions import Transactions
+from semel.client.producer.transaction import PreparedTransaction
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline, timeout_in_ms
 from semel.client.types import GroupMetadata, OffsetAndMetadata
@@ -63,7 +58,7 @@ STOP_S = 0.2  # how long close() waits for its thread even if its time is over
 EXIT_S = 5.0  # how long a program that ends waits for producers that it has not closed
 
 
-class Producer(ProducerBase[Transactions], Closing):
+class Producer(ProducerBase, Closing):
     """Writes records to topics. Threads may share it; processes may not."""
 
     def __init__(
@@ -79,21 +74,16 @@ class Producer(ProducerBase[Transactions], Closing):
         or text of a key or value that is not None; `send` applies them, tables hold bytes."""
         super().__init__(options, key_serializer, value_serializer, keywords)
         self._cluster = Cluster(self.settings)
-        self._sender = self._make_sender()
+        self._sender: Sender = self._make_sender(
+            self._cluster.calls,
+            lambda identity, coordinator: Sender(
+                self.settings, self._cluster, identity, coordinator, self._forget_count()
+            ),
+        )
         self._thread: _SenderThread | None = None
         self._start_lock = threading.Lock()
         self._owner_pid = os.getpid()
         self._finalizer: weakref.finalize[Any, Any] | None = None
-
-    def _make_sender(self) -> Sender:
-        settings = self.settings
-        if settings.transactional_id is None:
-            return Sender(settings, self._cluster, self._write_identity(), forget_count=self._forget_count())
-        coordinator = CoordinatorClient(self._cluster, settings, settings.transactional_id)
-        transaction = TransactionCore(settings.transactional_id)
-        sender = Sender(settings, self._cluster, transaction, coordinator, self._forget_count())
-        self._transactions = Transactions(transaction, coordinator, sender)
-        return sender
 
     # --- sending ---
     def send(
@@ -176,10 +166,7 @@ class Producer(ProducerBase[Transactions], Closing):
     @timeout_in_ms
     def flush(self, *, timeout_ms: float | None = None) -> None:
         """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""
-        self._check_open()
-        deadline = self._longest(timeout_ms)
-        if not self._sender.flush(deadline):
-            raise not_flushed(deadline)
+        run(self._flush(timeout_ms))
 
     @timeout_in_ms
     def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> int:
@@ -204,14 +191,11 @@ class Producer(ProducerBase[Transactions], Closing):
         With `keep_prepared` (two-phase commit) what they left stays open and is returned, None if there is nothing:
         `complete_transaction` ends it, and nothing else is possible before."""
         self._check_two_phase("init_transactions(keep_prepared=True)", keep_prepared)
-        return self._transactional().init(self._block_s(timeout_ms), keep_prepared)
+        return run(self._transactional().init(self._block_s(timeout_ms), keep_prepared))
 
     def begin_transaction(self) -> None:
         """Everything sent from here on becomes visible together, at commit."""
-        transactions = self._transactional()
-        self._start()
-        transactions.begin(self._block_s(None))
-        self._transaction_began_s = time.monotonic()
+        run(self._begin())
 
     @timeout_in_ms
     def send_offsets_to_transaction(
@@ -224,7 +208,7 @@ class Producer(ProducerBase[Transactions], Closing):
         """A consumer group's offsets are committed with the transaction. `group_metadata` comes from the consumer
         (`consumer.group_metadata()`): it lets the broker refuse a member that lost its partitions."""
         group = GroupMetadata.for_transaction(group_metadata)
-        self._transactional().send_offsets(offsets_with_metadata(offsets), group, self._block_s(timeout_ms))
+        run(self._transactional().send_offsets(offsets_with_metadata(offsets), group, self._block_s(timeout_ms)))
 
     @timeout_in_ms
     def prepare_transaction(
@@ -235,24 +219,24 @@ class Producer(ProducerBase[Transactions], Closing):
 
         `may_time_out`: also without two-phase commit. The coordinator then aborts the transaction at its timeout."""
         self._check_two_phase("prepare_transaction()", not may_time_out)
-        return self._transactional().prepare(Deadline(self._block_s(timeout_ms)))
+        return run(self._transactional().prepare(Deadline(self._block_s(timeout_ms))))
 
     @timeout_in_ms
     def complete_transaction(self, decided: PreparedTransaction | None, *, timeout_ms: float | None = None) -> bool:
         """Commits the prepared transaction if it is the decided one, and aborts it if another one or none (None) was
         decided. Returns whether it was committed. After a timeout call it again."""
         self._check_two_phase("complete_transaction()")
-        return self._transactional().complete(decided, Deadline(self._block_s(timeout_ms)))
+        return run(self._transactional().complete(decided, Deadline(self._block_s(timeout_ms))))
 
     @timeout_in_ms
     def commit_transaction(self, *, timeout_ms: float | None = None) -> None:
         """Waits for all records of the transaction, then commits. After `CommitUncertainError` call it again."""
-        self._transactional().commit(Deadline(self._block_s(timeout_ms)))
+        run(self._commit(timeout_ms))
 
     @timeout_in_ms
     def abort_transaction(self, *, timeout_ms: float | None = None) -> None:
         """Nothing of the transaction becomes visible. After a timeout call it again."""
-        self._transactional().abort(Deadline(self._block_s(timeout_ms)))
+        run(self._abort(timeout_ms))
 
     def transaction(self) -> ProducerTransaction:
         """`with producer.transaction() as txn:` commits at the end, and aborts if the block raises or the commit could
@@ -273,19 +257,9 @@ class Producer(ProducerBase[Transactions], Closing):
             deadline = Deadline(0)
             log.warning("close() was called by a delivery callback, which cannot wait: what is on its way fails")
         try:
-            self._finish_work(deadline)
+            run(self._finish_work(deadline))
         finally:
             self._shut_down(deadline)
-
-    def _finish_work(self, deadline: Deadline) -> None:
-        transactions = self._transactions
-        if transactions is not None and transactions.state in ABORTED_AT_CLOSE:
-            try:
-                transactions.abort(deadline)
-            except KafkaError as error:
-                log.warning("the open transaction could not be aborted at close; the broker will: %s", error)
-        elif not self._sender.flush(deadline):
-            log.warning("records were not acknowledged before the producer was closed")
 
     def _shut_down(self, deadline: Deadline) -> None:
         if self._thread is not None and self._finalizer is not None:
@@ -347,37 +321,17 @@ class ProducerTransaction(TransactionBlock):
     """One transaction as a `with` block; what it offers goes to its producer."""
 
     def __init__(self, producer: Producer) -> None:
-        super().__init__(producer._sender.core)
-        self._producer = producer
+        super().__init__(producer)
         self.send = self._of_block(producer.send)
         self.send_table = self._of_block(producer.send_table)
         self.send_offsets = self._of_block(producer.send_offsets_to_transaction)
 
-    def __enter__(self) -> ProducerTransaction:
-        if self._producer._transactional().state is ProducerTxnState.ABORTING:  # the last block's abort timed out
-            self._producer.abort_transaction()
-        self._producer.begin_transaction()
-        self._began()
+    def __enter__(self) -> Self:
+        run(self._enter())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is not None:
-            self._abort()
-            return
-        try:
-            self._producer.commit_transaction()
-        except BaseException:  # not in time, failed, Ctrl-C: this transaction must be ended here
-            self._abort()
-            raise
-
-    def _abort(self) -> None:
-        """As far as possible: the error that led here is the one to see. A commit that may have happened is left as it
-        is; its `CommitUncertainError` says how to settle it."""
-        if self._producer._transactional().state in ABORTED_AT_CLOSE:
-            try:
-                self._producer.abort_transaction()
-            except KafkaError as failure:
-                log.warning("the transaction could not be aborted; the broker will at its timeout: %s", failure)
+        run(self._leave(error))
 
 
 class _SenderThread(threading.Thread):

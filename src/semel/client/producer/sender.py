@@ -19,13 +19,12 @@ from semel.client.connection import BrokerConnection, poll
 from semel.client.errors import KafkaError
 from semel.client.immediate import run
 from semel.client.producer.batches import ProducerBatch, Row
-from semel.client.producer.coordinator import CoordinatorClient
+from semel.client.producer.coordinator import CoordinatorCalls
 from semel.client.producer.core import Produce
 from semel.client.producer.deliveries import Delivery, DeliveryCondition
 from semel.client.producer.identities import WriteIdentity
 from semel.client.producer.sending import BatchSender
 from semel.client.settings import ProducerSettings
-from semel.client.timing import Deadline
 from semel.client.wire import Pending
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.errors import EncodeError
@@ -47,13 +46,12 @@ class Sender(BatchSender[DeliveryCondition]):
         settings: ProducerSettings,
         cluster: Cluster,
         identity: WriteIdentity,
-        coordinator: CoordinatorClient | None = None,
+        coordinator: CoordinatorCalls | None = None,
         forget_count: Callable[[str], object] | None = None,
     ) -> None:
         self.cluster = cluster
         self.lock = DeliveryCondition()  # guards the core
-        calls = None if coordinator is None else coordinator.calls
-        super().__init__(settings, cluster.calls, identity, calls, self.lock, forget_count)
+        super().__init__(settings, cluster.calls, identity, coordinator, self.lock, forget_count)
         self._waker = Waker()
         self._asleep = False
 
@@ -137,10 +135,6 @@ class Sender(BatchSender[DeliveryCondition]):
         finally:
             if is_news:
                 self._wake_after()
-
-    def flush(self, deadline: Deadline) -> bool:
-        """Waits until everything that was here at the call is done; whether that happened in time."""
-        return run(self.flushed(deadline))
 
     async def wait_until(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         return self.changed.wait_for(is_over, timeout_s)

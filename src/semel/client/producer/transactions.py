@@ -1,17 +1,15 @@
-"""The transaction calls of a producer: sends their requests, waits for what must come before them, and tells the state
-machine in `transaction.py` how they ended. Threads may share
-the blocking form."""
+"""The transaction calls of a producer: they send requests, wait for what must come before them, and report to the state
+machine in `transaction.py` how they ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from semel.client.errors import FencedError, IllegalStateError, KafkaError, TimedOutError
-from semel.client.immediate import blocking
 from semel.client.log_view import find_decision
 from semel.client.producer.batches import Identity
-from semel.client.producer.coordinator import CoordinatorCalls, CoordinatorClient, EndAnswer, EndUnknownError
+from semel.client.producer.coordinator import CoordinatorCalls, EndAnswer, EndUnknownError
 from semel.client.producer.sending import BatchSender
 from semel.client.producer.transaction import PreparedTransaction, TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
@@ -243,40 +241,3 @@ class TransactionCalls:
             if identity is not None:
                 self.transaction.aborting()
             return identity
-
-
-class Transactions:
-    """The same calls for threads, which block."""
-
-    def __init__(self, transaction: TransactionCore, coordinator: CoordinatorClient, sender: BatchSender[Any]) -> None:
-        self.transaction = transaction
-        self.coordinator = coordinator
-        self.calls = TransactionCalls(transaction, cast("CoordinatorCalls", _Immediate(coordinator)), sender)
-
-    @property
-    def state(self) -> ProducerTxnState:
-        return self.transaction.state
-
-    init = blocking(TransactionCalls.init)
-    begin = blocking(TransactionCalls.begin)
-    send_offsets = blocking(TransactionCalls.send_offsets)
-    prepare = blocking(TransactionCalls.prepare)
-    complete = blocking(TransactionCalls.complete)
-    commit = blocking(TransactionCalls.commit)
-    abort = blocking(TransactionCalls.abort)
-
-
-class _Immediate:
-    """The methods of a blocking coordinator as coroutines that never wait."""
-
-    def __init__(self, coordinator: CoordinatorClient) -> None:
-        self._coordinator = coordinator
-        self.cluster = coordinator.cluster.calls
-
-    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        method = getattr(self._coordinator, name)
-
-        async def call(*args: Any, **keywords: Any) -> Any:
-            return method(*args, **keywords)
-
-        return call

@@ -220,7 +220,7 @@ def test_no_transaction_commits_without_the_offsets_that_another_thread_adds(
         coordinator, refused = producer._transactional().coordinator, threading.Event()
         end = proxy.add(Rule(END_TXN, Effect.DELAY_RESPONSE, delay_ms=0))
 
-        def commit_offsets(*_: Any) -> None:
+        async def commit_offsets(*_: Any) -> None:
             refused.set()
             end.fired.wait(1.0)
             raise AbortableError("made up: the group was rebalanced")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from semel.client.errors import CommitUncertainError, IllegalStateError, TimedOutError
+from semel.client.immediate import run
 from semel.client.producer import Producer
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.local.brokers import SemelBroker
@@ -55,7 +56,7 @@ def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after
             return call(*arguments, **keywords)
         fired.append(name)
         if after_it:
-            call(*arguments, **keywords)
+            run(call(*arguments, **keywords))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(owner, name, interrupted)
