@@ -11,31 +11,31 @@ starts with no connections.
 
 from __future__ import annotations
 
-import logging
 import os
-import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from semel.client.cluster_calls import ClusterCalls, ReconnectBackoff, Request, Response, Result, Target
+from semel.client.cluster_calls import (
+    ClusterCalls,
+    ConnectionKey,
+    Outages,
+    Request,
+    Response,
+    Result,
+    Target,
+    checking,
+)
 from semel.client.connection import BrokerConnection
 from semel.client.errors import ClosedError, ConnectionFailedError
 from semel.client.immediate import Closing, blocking, run
 from semel.client.metadata import Metadata
 from semel.client.settings import ClientSettings
-from semel.client.timing import Backoff, Clock, Deadline
+from semel.client.timing import Backoff, Deadline
 from semel.client.waiting import Flag
 from semel.protocol.api import Api
-from semel.protocol.errors import DecodeError, ErrorCode
-
-log = logging.getLogger("semel.client")
-
-FIRST_S = 2.0
-EVERY_S = 10.0
-FORGOTTEN_S = 60.0  # a failure so long after the one before is a new one
+from semel.protocol.errors import ErrorCode
 
 
 class Cluster(Closing):
@@ -120,18 +120,9 @@ class BlockingCalls(ClusterCalls[BrokerConnection]):
     def __init__(self, settings: ClientSettings) -> None:
         super().__init__(settings)
         self._end = Flag()  # wakes those that pause before a retry
-        self.lock: threading.RLock = threading.RLock()  # guards what follows and the metadata
-        self.connections: dict[tuple[str, str, int], BrokerConnection] = {}
-        self._openings: dict[tuple[str, str, int], threading.RLock] = {}
-        self._reconnects = Reconnects(settings)
+        self.lock: threading.RLock = threading.RLock()  # guards the connections and the metadata
+        self._openings: dict[ConnectionKey, threading.RLock] = {}
         self._owner_pid = os.getpid()
-        self.outages: Outages = Outages()
-
-    def now_s(self) -> float:
-        return time.monotonic()
-
-    def shuffle(self, addresses: list[tuple[str, int]]) -> None:
-        random.shuffle(addresses)
 
     async def sleep(self, seconds: float) -> None:
         self._end.wait(seconds)
@@ -144,13 +135,8 @@ class BlockingCalls(ClusterCalls[BrokerConnection]):
         timeout_s: float,
         version: int | None = None,
     ) -> Response:
-        return checked_call(connection, api, request, timeout_s, version)
-
-    def open_connection(self, lane: str) -> BrokerConnection | None:
-        for (its_lane, _, _), connection in self.connections.items():
-            if its_lane == lane and not connection.closed and not connection.retiring:
-                return connection
-        return None
+        with checking(connection, api):
+            return connection.call(api, request, max(timeout_s, 0.001), version)
 
     async def connect_to(self, host: str, port: int, deadline: Deadline, lane: str) -> BrokerConnection:
         self.check_open()
@@ -164,7 +150,8 @@ class BlockingCalls(ClusterCalls[BrokerConnection]):
                 if not connection.retiring or connection.in_flight:
                     return connection
                 connection.close()
-            connection = self._open(host, port, deadline)
+            with self.attempt_to_reach(host, port, deadline):
+                connection = BrokerConnection.open(host, port, self.settings, deadline.remaining_s())
             with self.lock:
                 if self.closed:
                     connection.close()
@@ -172,24 +159,12 @@ class BlockingCalls(ClusterCalls[BrokerConnection]):
                 self.connections[key] = connection
             return connection
 
-    def _open(self, host: str, port: int, deadline: Deadline) -> BrokerConnection:
-        """Logs a broker that cannot be reached before the timeout passes, wherever the call is retried."""
-        address = f"{host}:{port}"
-        try:
-            connection = self._reconnects.open(host, port, deadline)
-        except ConnectionFailedError as error:
-            self.outages.failed(address, error)
-            raise
-        self.outages.over(address)
-        self.was_reached = True
-        return connection
-
     def open_connections(self, lane: str) -> list[BrokerConnection]:
         with self.lock:
             return [c for (its_lane, _, _), c in self.connections.items() if its_lane == lane and not c.closed]
 
     @contextmanager
-    def _opening(self, key: tuple[str, str, int], deadline: Deadline) -> Iterator[None]:
+    def _opening(self, key: ConnectionKey, deadline: Deadline) -> Iterator[None]:
         """One thread at a time opens a connection; those that want the same one wait for it, up to their deadline."""
         with self.lock:
             lock: Any = self._openings.setdefault(key, threading.RLock())
@@ -227,75 +202,6 @@ class BlockingCalls(ClusterCalls[BrokerConnection]):
             self.connections = {}  # the parent's sockets; using them would mix both processes' requests
             self.outages = Outages()
             self._owner_pid = os.getpid()
-
-
-def checked_call(
-    connection: BrokerConnection,
-    api: Api[Request, Response],
-    request: Request,
-    timeout_s: float,
-    version: int | None = None,
-) -> Response:
-    """A call whose response may make no sense: that is a broken connection."""
-    try:
-        return connection.call(api, request, max(timeout_s, 0.001), version)
-    except DecodeError as error:
-        connection.close()
-        raise ConnectionFailedError(
-            f"{connection.address} sent a malformed response to {api.name}: {error}", maybe_sent=True
-        ) from error
-
-
-class Reconnects(ReconnectBackoff):
-    """Opens connections, and does not try an address that cannot be reached again and again."""
-
-    def open(self, host: str, port: int, deadline: Deadline) -> BrokerConnection:
-        """A new connection. Raises at once, with `retry_after_s`, where the last attempt failed a moment ago."""
-        self.check(host, port, time.monotonic())
-        try:
-            connection = BrokerConnection.open(host, port, self._settings, deadline.remaining_s())
-        except ConnectionFailedError as error:
-            if not deadline.expired:  # else the caller's short timeout may be the cause
-                self.failed(host, port, error, time.monotonic())
-            raise
-        self.opened(host, port)
-        return connection
-
-
-class Outages:
-    """Logs failures that are being retried, after 2 s and every 10 s, each under a name: the address of a broker, or
-    what a call does."""
-
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._open: dict[str, _Outage] = {}
-
-    def failed(self, name: str, error: Exception) -> None:
-        now_s = self._clock()
-        with self._lock:
-            found = self._open.get(name)
-            if found is None or now_s - found.last_s > FORGOTTEN_S:
-                found = self._open[name] = _Outage(now_s)
-            found.last_s = now_s
-            if now_s < found.next_message_s:
-                return
-            found.next_message_s = now_s + EVERY_S
-        log.warning("%s; retried for %.0f s so far, and until the timeout of the call", error, now_s - found.since_s)
-
-    def over(self, name: str) -> None:
-        """It works again, or the error was raised."""
-        if self._open:
-            with self._lock:
-                self._open.pop(name, None)
-
-
-class _Outage:
-    __slots__ = ("last_s", "next_message_s", "since_s")
-
-    def __init__(self, now_s: float) -> None:
-        self.since_s = self.last_s = now_s
-        self.next_message_s = now_s + FIRST_S
 
 
 def _give_back(lock: Any) -> None:

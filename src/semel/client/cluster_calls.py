@@ -9,7 +9,11 @@ wait (`immediate.py`), `semel.aio` the one for asyncio.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+import logging
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from semel.client.errors import (
@@ -22,11 +26,11 @@ from semel.client.errors import (
 )
 from semel.client.metadata import BrokerAddress, Metadata, PartitionMetadata, TopicMetadata
 from semel.client.settings import ClientSettings, parse_address
-from semel.client.timing import Backoff, Deadline
+from semel.client.timing import Backoff, Clock, Deadline
 from semel.client.types import checked_topic
 from semel.client.wire import Capabilities
 from semel.protocol.api import Api
-from semel.protocol.errors import ErrorCode, Recovery
+from semel.protocol.errors import DecodeError, ErrorCode, Recovery
 from semel.protocol.messages import cluster as messages
 from semel.protocol.schema import Struct
 
@@ -35,7 +39,14 @@ Response = TypeVar("Response", bound=Struct)
 Result = TypeVar("Result")
 
 
+ConnectionKey = tuple[str, str, int]  # lane, host, port
+
+log = logging.getLogger("semel.client")
+
 GROUP, TRANSACTION = 0, 1  # kinds of coordinators
+FIRST_S = 2.0  # until an outage is logged
+EVERY_S = 10.0
+FORGOTTEN_S = 60.0  # a failure so long after the one before is a new one
 
 
 # --- targets ---
@@ -78,15 +89,16 @@ def top_error(response: Any) -> Iterable[int]:
 
 
 class OpenConnection(Protocol):
-    """What the calls look at in a connection of any driver."""
+    """What is looked at in a connection of any driver."""
 
     capabilities: Capabilities
+    closed: bool
 
-
-class OutageLog(Protocol):
-    def failed(self, name: str, error: Exception) -> None: ...
-
-    def over(self, name: str) -> None: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def retiring(self) -> bool: ...
+    def close(self) -> None: ...
 
 
 Connection = TypeVar("Connection", bound=OpenConnection)
@@ -101,6 +113,9 @@ class ClusterCalls(Generic[Connection]):
         self.closed = False
         self.was_reached = False  # by a connection that was opened, whatever became of it
         self.coordinators: dict[CoordinatorTarget, BrokerAddress] = {}
+        self.connections: dict[ConnectionKey, Connection] = {}
+        self.outages = Outages()
+        self._reconnects = ReconnectBackoff(settings)
 
     # --- the one call ---
     async def call(
@@ -354,23 +369,43 @@ class ClusterCalls(Generic[Connection]):
         await self.sleep(wait_s)
         return True
 
-    # --- the driver's ---
-    outages: OutageLog
-    lock: contextlib.AbstractContextManager[Any]  # guards the metadata, the coordinators and the set of connections
-
     def now_s(self) -> float:
         """On the clock of deadlines."""
-        raise NotImplementedError
+        return time.monotonic()
 
     def shuffle(self, addresses: list[tuple[str, int]]) -> None:
-        raise NotImplementedError
-
-    def check_open(self) -> None:
-        """Raises `ClosedError` once the client is closed."""
-        raise NotImplementedError
+        random.shuffle(addresses)
 
     def open_connection(self, lane: str) -> Connection | None:
         """A connection of a lane that is open and takes requests. The lock is held."""
+        for (its_lane, _, _), connection in self.connections.items():
+            if its_lane == lane and not connection.closed and not connection.retiring:
+                return connection
+        return None
+
+    @contextlib.contextmanager
+    def attempt_to_reach(self, host: str, port: int, deadline: Deadline) -> Iterator[None]:
+        """Around an attempt to open a connection. Raises at once, with `retry_after_s`, where the last one failed a
+        moment ago. A broker that cannot be reached is logged before the timeout passes, wherever the call is
+        retried."""
+        address = f"{host}:{port}"
+        try:
+            self._reconnects.check(host, port, self.now_s())
+            yield
+        except ConnectionFailedError as error:
+            if not error.retry_after_s and not deadline.expired:  # else the caller's short timeout may be the cause
+                self._reconnects.failed(host, port, error, self.now_s())
+            self.outages.failed(address, error)
+            raise
+        self._reconnects.opened(host, port)
+        self.outages.over(address)
+        self.was_reached = True
+
+    # --- the driver's ---
+    lock: contextlib.AbstractContextManager[Any]  # guards the metadata, the coordinators and the set of connections
+
+    def check_open(self) -> None:
+        """Raises `ClosedError` once the client is closed."""
         raise NotImplementedError
 
     async def connect_to(self, host: str, port: int, deadline: Deadline, lane: str) -> Connection:
@@ -390,6 +425,18 @@ class ClusterCalls(Generic[Connection]):
     async def sleep(self, seconds: float) -> None:
         """Shorter if the client is closed meanwhile."""
         raise NotImplementedError
+
+
+@contextlib.contextmanager
+def checking(connection: OpenConnection, api: Api[Any, Any]) -> Iterator[None]:
+    """Around a call: a response that makes no sense is a broken connection."""
+    try:
+        yield
+    except DecodeError as error:
+        connection.close()
+        raise ConnectionFailedError(
+            f"{connection.address} sent a malformed response to {api.name}: {error}", maybe_sent=True
+        ) from error
 
 
 def describe(target: Target) -> str:
@@ -451,3 +498,39 @@ class ReconnectBackoff:
 
     def opened(self, host: str, port: int) -> None:
         self._failures.pop((host, port), None)
+
+
+class Outages:
+    """Logs failures that are being retried, after 2 s and every 10 s, each under a name: the address of a broker, or
+    what a call does."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[str, _Outage] = {}
+
+    def failed(self, name: str, error: Exception) -> None:
+        now_s = self._clock()
+        with self._lock:
+            found = self._open.get(name)
+            if found is None or now_s - found.last_s > FORGOTTEN_S:
+                found = self._open[name] = _Outage(now_s)
+            found.last_s = now_s
+            if now_s < found.next_message_s:
+                return
+            found.next_message_s = now_s + EVERY_S
+        log.warning("%s; retried for %.0f s so far, and until the timeout of the call", error, now_s - found.since_s)
+
+    def over(self, name: str) -> None:
+        """It works again, or the error was raised."""
+        if self._open:
+            with self._lock:
+                self._open.pop(name, None)
+
+
+class _Outage:
+    __slots__ = ("last_s", "next_message_s", "since_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.since_s = self.last_s = now_s
+        self.next_message_s = now_s + FIRST_S

@@ -13,11 +13,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol
 
 from semel.client.aside import Aside, Waker, in_thread
 from semel.client.cluster import BlockingCalls
-from semel.client.cluster_calls import ClusterCalls, OpenConnection
+from semel.client.cluster_calls import ClusterCalls, Connection
 from semel.client.connection import BrokerConnection
 from semel.client.errors import IllegalStateError
 from semel.client.immediate import run
@@ -25,20 +25,6 @@ from semel.client.settings import ClientSettings
 from semel.client.waiting import Flag
 from semel.client.wire import Pending
 from semel.protocol.api import Api
-
-
-class TurnConnection(OpenConnection, Protocol):
-    """What the drivers look at in a connection."""
-
-    closed: bool
-
-    @property
-    def address(self) -> str: ...
-    @property
-    def retiring(self) -> bool: ...
-
-
-Connection = TypeVar("Connection", bound=TurnConnection)
 
 
 class Reading(Protocol[Connection]):

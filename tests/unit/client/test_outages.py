@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import semel
-from semel.client import cluster as cluster_module
-from semel.client.cluster import Cluster, Outages
+from semel.client import cluster_calls
+from semel.client.cluster import Cluster
+from semel.client.cluster_calls import Outages
 from semel.client.errors import ConnectionFailedError, KafkaError, RetriableError, TimedOutError
 from semel.client.settings import ClientSettings
 
@@ -57,7 +58,7 @@ def test_short_failures_and_those_far_apart_are_not_logged(caplog: pytest.LogCap
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An address that refuses connections, and a first message at once."""
-    monkeypatch.setattr(cluster_module, "FIRST_S", 0.0)
+    monkeypatch.setattr(cluster_calls, "FIRST_S", 0.0)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))  # bound, not listening: nobody else gets the port
         yield f"127.0.0.1:{sock.getsockname()[1]}"
@@ -97,7 +98,7 @@ def test_every_client_logs_that_its_broker_is_down(
 def test_error_codes_that_are_retried_are_logged_with_what_the_call_does(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cluster_module, "FIRST_S", 0.0)
+    monkeypatch.setattr(cluster_calls, "FIRST_S", 0.0)
     with Cluster(ClientSettings.of({"bootstrap.servers": "127.0.0.1:1", "retry.backoff.ms": 1})) as cluster:
 
         def attempt() -> None:

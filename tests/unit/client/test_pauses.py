@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from semel.client.cluster import Cluster, Reconnects
+from semel.client.cluster import BlockingCalls, Cluster
 from semel.client.cluster_calls import AnyNode
 from semel.client.connection import BrokerConnection, poll
 from semel.client.errors import ConnectionFailedError, RequestTimedOutError, TimedOutError
+from semel.client.immediate import run
 from semel.client.producer import Producer
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
@@ -54,12 +55,12 @@ def test_an_address_that_cannot_be_reached_is_not_tried_before_its_backoff_is_ov
 
 def test_an_attempt_during_the_backoff_fails_at_once_and_says_when_the_next_one_is_due() -> None:
     settings = ClientSettings.of(bootstrap_servers="127.0.0.1:1", reconnect_backoff_ms=60_000)
-    reconnects = Reconnects(settings)
+    calls = BlockingCalls(settings)
     with pytest.raises(ConnectionFailedError, match="is a broker running there") as first:
-        reconnects.open("127.0.0.1", 1, Deadline(PATIENCE_S))
+        run(calls.connect_to("127.0.0.1", 1, Deadline(PATIENCE_S), "main"))
     assert first.value.retry_after_s == 0
     with pytest.raises(ConnectionFailedError, match="is a broker running there") as second:
-        reconnects.open("127.0.0.1", 1, Deadline(PATIENCE_S))
+        run(calls.connect_to("127.0.0.1", 1, Deadline(PATIENCE_S), "main"))
     assert 0 < second.value.retry_after_s <= 72
 
 
@@ -77,16 +78,16 @@ def test_a_healthy_broker_is_used_while_another_waits_to_be_tried_again(shared_s
 def test_a_connection_that_opens_ends_the_backoff(shared_semel_broker: SemelBroker) -> None:
     with Proxy(shared_semel_broker.bootstrap) as proxy:
         host, port = proxy.bootstrap.split(":")
-        reconnects = Reconnects(ClientSettings.of(bootstrap_servers=proxy.bootstrap, reconnect_backoff_ms=1))
+        calls = BlockingCalls(ClientSettings.of(bootstrap_servers=proxy.bootstrap, reconnect_backoff_ms=1))
         for _ in range(2):
             proxy.refuse()
             with pytest.raises(ConnectionFailedError):
-                reconnects.open(host, int(port), Deadline(PATIENCE_S))
-            assert reconnects._failures
+                run(calls.connect_to(host, int(port), Deadline(PATIENCE_S), "main"))
+            assert calls._reconnects._failures
             proxy.admit()
             time.sleep(0.01)  # longer than the backoff, which is 1.2 ms at most
-            reconnects.open(host, int(port), Deadline(PATIENCE_S)).close()
-            assert not reconnects._failures
+            run(calls.connect_to(host, int(port), Deadline(PATIENCE_S), "main")).close()
+            assert not calls._reconnects._failures
 
 
 # --- throttling ---

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import msgspec
 
+from semel.client.cluster_calls import Connection
 from semel.client.consumer.assigned_partitions import PartitionState, ResetTo
 from semel.client.consumer.commits import Callback, PendingCommit
 from semel.client.consumer.core import RebalanceListener, TopicSubscription
@@ -25,7 +26,7 @@ from semel.client.errors import ConfigError, IllegalStateError, KafkaError, Time
 from semel.client.group.offset_calls import fetch_committed, list_offsets_retried
 from semel.client.group.offset_requests import EARLIEST, LATEST, FoundOffset
 from semel.client.metrics import ConsumerMetrics
-from semel.client.network import Connection, Network
+from semel.client.network import Network
 from semel.client.serde import Deserializers, checked
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from semel.client.aside import TaskOutcome
-from semel.client.cluster_calls import Leader, NodeTarget, group_coordinator
+from semel.client.cluster_calls import Connection, Leader, NodeTarget, group_coordinator
 from semel.client.consumer.commits import WHAT, Callback, CommitsCore, Offsets, PendingCommit
 from semel.client.consumer.core import ConsumerCore, RebalanceListener, TopicSubscription
 from semel.client.consumer.fetcher import FIRST_VERSION_WITH_TOPIC_IDS, FetchPlan
@@ -25,7 +25,7 @@ from semel.client.group.offset_requests import (
     offset_commit_request,
 )
 from semel.client.metadata import Metadata
-from semel.client.network import Connection, Network
+from semel.client.network import Network
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition

@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from typing import Any, Generic
 
 from semel.client.aside import TaskOutcome
-from semel.client.cluster_calls import group_coordinator
+from semel.client.cluster_calls import Connection, group_coordinator
 from semel.client.errors import KafkaError
 from semel.client.group.consumer_protocol_core import ConsumerProtocolCore
 from semel.client.group.core import MemberCore, Sharing, subscribed_topics
 from semel.client.group.membership import NEVER_S, GroupCore, Leaving, MembershipChange
 from semel.client.metadata import Metadata, TopicMetadata
-from semel.client.network import Background, Connection, Network
+from semel.client.network import Background, Network
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, TopicPartition
