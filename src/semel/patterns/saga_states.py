@@ -1,7 +1,8 @@
 """What a saga does next: a table of (status, event), pure. The orchestrator's loop journals what it returns.
 
     running       step after step is ordered; each reply leads to the next
-    compensating  a step failed, or did not reply in time: what was done before is undone, last step first
+    compensating  a step failed, or did not reply in time: what was done before is undone, last step first. If the one
+                  without a reply cannot be undone and was done all the same, the saga is running again
     done, compensated   the two ends
 
 A compensation is tried until it works. From the moment on when it has used up its tries, or its reply is overdue, it is
@@ -30,7 +31,7 @@ class SagaStep(msgspec.Struct, frozen=True):
 
     name        of the step; sagas that are under way name their steps, so it must not change while they are
     do          do(call) -> a result that JSON knows; raises StepFailedError where it is refused for good
-    undo        undo(call) takes back what `do` did; None: there is nothing to take back
+    undo        undo(call) takes back what `do` did; None: nothing takes it back, or there is nothing to take back
     service     which participant runs it; its commands are in the topic NAME.SERVICE.commands
     key         key(data) -> text: what the commands are partitioned by, hence whose state `call.state` has; by default
                 the id of the saga
@@ -93,7 +94,7 @@ class SagaOrder(msgspec.Struct, frozen=True):
 
 
 class SagaReply(msgspec.Struct, frozen=True):
-    """status: done, failed (for good) or error (perhaps not the next time)."""
+    """status: done, failed (for good), error (perhaps not the next time), or kept: it was done, and has no undo."""
 
     step: str
     action: str
@@ -117,6 +118,7 @@ class SagaTable:
             ("running", "timeout"): self._compensate_this,
             ("running", "due"): self._order,
             ("compensating", "done"): self._previous,
+            ("compensating", "kept"): self._go_on,
             ("compensating", "failed"): self._retry,
             ("compensating", "error"): self._retry,
             ("compensating", "timeout"): self._overdue,
@@ -194,20 +196,31 @@ class SagaTable:
         return self._undo_from(state, state.at - 1, now_ms)
 
     def _compensate_this(self, state: SagaState, now_ms: int, _: Any) -> bool:
-        """The step may have been done, or may be done yet: the participant gets `undo` behind it, and knows."""
+        """The step may have been done, or may be done yet: the participant gets `undo` behind it, and knows. Also of a
+        step that has none: to undo those before it, and have it done later, would leave a part of the saga."""
         state.error = f"{state.step}: no reply within {self.steps[state.step].timeout_ms} ms"
-        return self._undo_from(state, state.at, now_ms)
+        return self._undo(state, state.at, now_ms)
 
     def _undo_from(self, state: SagaState, at: int, now_ms: int) -> bool:
         while at >= 0 and self.steps[state.steps[at]].undo is None:
             at -= 1
         if at < 0:
             return self._end(state, "compensated", now_ms)
+        return self._undo(state, at, now_ms)
+
+    def _undo(self, state: SagaState, at: int, now_ms: int) -> bool:
         state.status, state.at, state.tries, state.since_ms, state.stuck = "compensating", at, 0, now_ms, False
         return self._order(state, now_ms)
 
     def _previous(self, state: SagaState, now_ms: int, _: Any) -> bool:
         return self._undo_from(state, state.at - 1, now_ms)
+
+    def _go_on(self, state: SagaState, now_ms: int, reply: SagaReply) -> bool:
+        """The step without a reply was done, only late."""
+        if state.at < state.reached:  # one behind it failed, so this one is as good as undone
+            return self._previous(state, now_ms, reply)
+        state.status, state.stuck, state.error = "running", False, ""
+        return self._next(state, now_ms, reply)
 
     def _retry(self, state: SagaState, now_ms: int, reply: SagaReply) -> bool:
         state.stuck = state.tries > self.steps[state.step].retries

@@ -246,24 +246,23 @@ class Participate:
     def _run(self, step: SagaStep, order: SagaOrder, receipt: str, state: State) -> SagaReply:
         known = state.get(receipt) or {}  # {"done": result} after do, {"undone": true} after undo
         status, result, error = "done", known.get("done"), ""
+        function = step.do if order.action == "do" else step.undo
         if order.action == "undo" and "done" not in known:
             state.put(receipt, {"undone": True})  # there is nothing to undo
         elif order.action == "do" and "undone" in known:
             status, error = "failed", "it was undone before"
+        elif function is None:
+            status = "kept"
         elif order.action == "undo" or not known:
             call = StepCall(order.saga, order.step, f"{order.saga}/{order.step}", order.data, order.results, state)
             try:
-                result = (step.do if order.action == "do" else step.undo or _nothing)(call)
+                result = function(call)
                 state.put(receipt, {"done": result} if order.action == "do" else {"undone": True})
             except Exception as failure:
                 state.roll_back()
                 status = "failed" if isinstance(failure, StepFailedError) else "error"
                 result, error = None, reason_of(failure)[:REASON_CHARACTERS]
         return SagaReply(order.step, order.action, order.attempt, status, result, error)
-
-
-def _nothing(_: StepCall) -> None:
-    return None
 
 
 # --- all of it ---

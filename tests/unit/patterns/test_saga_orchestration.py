@@ -30,14 +30,36 @@ def test_an_error_that_quotes_anything_is_replied(tmp_path: Path, quoted: str) -
     def fail(_: Any) -> None:
         raise ValueError(quoted)
 
+    reply = participating(tmp_path, SagaStep("debit", do=fail))("s", "do")
+    assert reply.status == "error"
+    assert len(reply.error) < LIMIT_BYTES
+
+
+def participating(tmp_path: Path, step: SagaStep) -> Callable[[str, str], SagaReply]:
+    """Gives a participant the order to do, or to undo, its step for a saga, and returns the reply."""
     state = State(KeyedState(format="json").codec(), LIMIT_BYTES)
     state.attach(0, StateStore(tmp_path / "0.sqlite", StoreIdentity("app", "state", 1, 0, "t")))
-    state.enter(0)
-    order = SagaOrder("s", "debit", "do", 1, "s", reply_to=0)
-    record = ConsumerRecord("transfer.steps.commands", 0, 0, 0, b"s", msgspec.json.encode(order))
-    (reply,) = Participate("transfer", {"debit": SagaStep("debit", do=fail)}, 1)(record, state)
-    assert msgspec.json.decode(reply.value or b"", type=SagaReply).status == "error"
-    assert len(reply.value or b"") < LIMIT_BYTES
+    participate = Participate("transfer", {step.name: step}, 1)
+
+    def handle(saga: str, action: str) -> SagaReply:
+        state.enter(0)
+        order = SagaOrder(saga, step.name, action, 1, saga, reply_to=0)
+        record = ConsumerRecord("transfer.steps.commands", 0, 0, 0, b"s", msgspec.json.encode(order))
+        (reply,) = participate(record, state)
+        assert len(reply.value or b"") < LIMIT_BYTES
+        return msgspec.json.decode(reply.value or b"", type=SagaReply)
+
+    return handle
+
+
+def test_a_participant_says_whether_a_step_without_undo_was_done(tmp_path: Path) -> None:
+    """After a timeout: what was done, and cannot be taken back, must not count as compensated."""
+    calls: list[str] = []
+    handle = participating(tmp_path, SagaStep("credit", do=lambda call: calls.append(call.saga) or "paid"))
+    assert (handle("late", "do").status, handle("late", "undo").status) == ("done", "kept")
+    assert handle("late", "undo").result == "paid"
+    assert (handle("never", "undo").status, handle("never", "do").status) == ("done", "failed")
+    assert calls == ["late"]
 
 
 def orchestrated(tmp_path: Path) -> Callable[..., list[SagaState]]:

@@ -56,10 +56,12 @@ def names(orders: list[SagaOrder]) -> list[str]:
         ("running", 2, "failed", ("compensating", 0, "reply"), ["undo one"]),
         ("running", 0, "error", ("running", 0, "retry"), []),
         ("running", 2, "timeout", ("compensating", 2, "reply"), ["undo three"]),
-        ("running", 1, "timeout", ("compensating", 0, "reply"), ["undo one"]),
+        ("running", 1, "timeout", ("compensating", 1, "reply"), ["undo two"]),
         ("running", 1, "due", ("running", 1, "reply"), ["do two"]),
         ("compensating", 2, "done", ("compensating", 0, "reply"), ["undo one"]),
         ("compensating", 0, "done", ("compensated", 0, "forget"), ["forget one"]),
+        ("compensating", 1, "done", ("compensating", 0, "reply"), ["undo one"]),
+        ("compensating", 1, "kept", ("running", 2, "reply"), ["do three"]),
         ("compensating", 0, "failed", ("compensating", 0, "retry"), []),
         ("compensating", 0, "error", ("compensating", 0, "retry"), []),
         ("compensating", 0, "timeout", ("compensating", 0, "reply"), []),
@@ -107,6 +109,18 @@ def test_a_reply_that_is_overdue_shows_as_stuck() -> None:
     assert (state.stuck, state.due_ms) == (True, 107)
 
 
+def test_a_step_without_undo_that_is_late_is_not_done_beside_a_compensation() -> None:
+    """Its command is in its topic: only the participant can say whether it was done."""
+    state = begun(1)
+    assert names(TABLE.handle(state, "timeout", 5)) == ["undo two"]
+    assert names(TABLE.handle(state, "kept", 6, reply("kept", "late"))) == ["do three"]
+    assert (state.results, state.error, state.stuck) == ({"two": "late"}, "", False)
+    assert names(TABLE.handle(state, "failed", 7, reply("failed"))) == ["undo one"]
+    state = begun(2, "compensating")
+    state.at = 1
+    assert names(TABLE.handle(state, "kept", 6, reply("kept"))) == ["undo one"], "three has failed"
+
+
 def test_a_delay_is_waited_for() -> None:
     table = SagaTable([SagaStep("later", nothing, delay_ms=500)], keep_ms=1)
     state, orders = table.begin("s", None, 1_000)
@@ -139,7 +153,7 @@ def test_whatever_happens_a_saga_ends_once_its_compensations_work() -> None:
         rng = random.Random(seed)
         state, _ = TABLE.begin("s", {"key": "k"}, 0)
         for now_ms in range(60):
-            event = rng.choice(["done", "failed", "error", "timeout"]) if state.waits_for == "reply" else "due"
+            event = rng.choice(["done", "failed", "error", "timeout", "kept"]) if state.waits_for == "reply" else "due"
             TABLE.handle(state, event, now_ms, reply(event))
         for now_ms in range(60, 80):
             TABLE.handle(state, "done" if state.waits_for == "reply" else "due", now_ms, reply("done"))
