@@ -144,6 +144,15 @@ def test_an_event_without_an_id_or_one_that_is_refused_is_a_dead_letter_without_
     assert inbox.count() == 3
 
 
+def test_a_refused_event_that_comes_again_in_the_same_transaction_is_no_duplicate(inbox: Inbox) -> None:
+    """Corrected, under its id, and then once more."""
+    for value in (b"1000", b"1", b"1"):
+        inbox.send([4], value=value)
+    stats = inbox.run(dead_letters=True)
+    assert (inbox.count(), stats.dead_letters, stats.duplicates) == (1, 1, 1)
+    assert inbox.execute("SELECT event_id FROM semel.receipts") == [("event 4",)]
+
+
 def test_the_id_may_come_from_a_function(inbox: Inbox) -> None:
     inbox.send(range(EVENTS), header="other")
     inbox.run(event_id=lambda record: record.headers[0][1][:7] + b"x" * 3_000)  # ten different ones, very long

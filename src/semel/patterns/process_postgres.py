@@ -204,18 +204,23 @@ class PostgresMode(ExternalMode):
     def _write_each(self, connection: Connection[Any]) -> WriteCounts:
         """The same, record by record: so the ones are found that the database refuses."""
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # a deferred one would be checked by COMMIT, for all
-        fresh = self._without_duplicates(connection)
-        letters, rows = [], 0
-        for given in fresh:
+        new = self._receive(connection)
+        letters, rows, duplicates = [], 0, 0
+        for given in self._taken:
+            if given.event_id is not None and given.event_id not in new:
+                duplicates += 1
+                continue
             each = self._judged(connection, given)
             rows += len(each.effects)
             if each.reason is not None:
                 letters.append((each.record, each.reason))
-                if given.event_id is not None:
-                    give_back(connection, self._schema, self._application_id, given.event_id)
+            elif given.event_id is not None:
+                new.remove(given.event_id)
+        if new:  # of events that were set aside, and not applied by a later copy
+            give_back(connection, self._schema, self._application_id, new)
         if letters:
             add_dead_letters(connection, self._schema, self._application_id, letters)
-        return WriteCounts(rows, len(letters), len(self._taken) - len(fresh))
+        return WriteCounts(rows, len(letters), duplicates)
 
     def _judged(self, connection: Connection[Any], each: Applied) -> Applied:
         """Writes what a record leads to, or what is written instead; what that is. A dead letter writes nothing."""
@@ -247,8 +252,7 @@ class PostgresMode(ExternalMode):
         """An inbox: of each event the first copy, unless it has a receipt."""
         if self._event_id is None:
             return self._taken
-        ids = [each.event_id for each in self._taken if each.event_id is not None]
-        new = receive(connection, self._schema, self._application_id, ids)
+        new = self._receive(connection)
         fresh = []
         for each in self._taken:
             if each.event_id is None:
@@ -257,6 +261,11 @@ class PostgresMode(ExternalMode):
                 new.remove(each.event_id)
                 fresh.append(each)
         return fresh
+
+    def _receive(self, connection: Connection[Any]) -> set[str]:
+        """Writes receipts for all events; the ids of those that had none."""
+        ids = [each.event_id for each in self._taken if each.event_id is not None]
+        return receive(connection, self._schema, self._application_id, ids) if ids else set()
 
     def _remove_old_receipts(self) -> None:
         now_s = time.monotonic()

@@ -227,11 +227,11 @@ def receive(connection: Connection[Any], schema: str, application_id: str, ids: 
     return {event_id for (event_id,) in rows}
 
 
-def give_back(connection: Connection[Any], schema: str, application_id: str, event_id: str) -> None:
-    """Removes a receipt of this transaction: its event was set aside, not applied."""
+def give_back(connection: Connection[Any], schema: str, application_id: str, ids: Iterable[str]) -> None:
+    """Removes receipts of this transaction: their events were set aside, not applied."""
     connection.execute(
-        filled("DELETE FROM {schema}.receipts WHERE application_id = %s AND event_id = %s", schema),
-        [application_id, event_id],
+        filled("DELETE FROM {schema}.receipts WHERE application_id = %s AND event_id = ANY(%s)", schema),
+        [application_id, list(ids)],
     )
 
 
