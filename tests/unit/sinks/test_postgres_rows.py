@@ -10,7 +10,7 @@ from psycopg.types.json import Jsonb
 
 from semel.sinks.postgres.errors import RowRefusedError
 from semel.sinks.postgres.rows import RowWriter
-from semel.sinks.postgres.settings import Postgres, Statement
+from semel.sinks.postgres.settings import Postgres, Statement, TableRow
 
 ADD = "INSERT INTO numbers VALUES (%s)"
 DOUBLE = "UPDATE numbers SET n = n * 2 WHERE n = %s"
@@ -53,3 +53,18 @@ def test_a_value_that_cannot_be_sent_leaves_the_connection_usable(dsn: str, conn
         RowWriter(Postgres(dsn)).write(connection, [*MANY, Statement(DOUBLE, [Jsonb({"no": object()})])])
     connection.rollback()
     assert connection.execute("SELECT count(*) FROM numbers").fetchone() == (0,)
+
+
+def test_a_list_is_json_where_the_column_is_and_else_an_array(dsn: str, connection: psycopg.Connection) -> None:
+    """An empty one was an object: psycopg knows no columns, and sends {}."""
+    connection.execute(
+        'CREATE DOMAIN document AS jsonb; CREATE TABLE "a % b" (n int, doc jsonb, old json, own document, tags text[])'
+    )
+    lists: list[list[object]] = [[], ["x"], [1, None], [[1], []], [{"a": 1}, 2]]
+    rows = [
+        TableRow({"n": number, "doc": each, "old": each, "own": each, "tags": ["x"][number:]})
+        for number, each in enumerate(lists)
+    ]
+    assert RowWriter(Postgres(dsn, table='"a % b"')).write(connection, rows) == 5
+    found = connection.execute('SELECT doc, old, own, tags FROM "a % b" ORDER BY n').fetchall()
+    assert found == [(each, each, each, ["x"][number:]) for number, each in enumerate(lists)]

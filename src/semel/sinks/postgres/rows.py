@@ -27,6 +27,11 @@ CROSS JOIN LATERAL unnest(i.indkey::int[]) WITH ORDINALITY AS k (number, place)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
 WHERE i.indrelid = to_regclass(%s) AND i.indisprimary AND k.place <= i.indnkeyatts -- without INCLUDE
 """
+_JSON_COLUMNS = """
+SELECT a.attname::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
+AND coalesce(nullif(t.typbasetype, 0), t.oid) IN ('json'::regtype, 'jsonb'::regtype) -- also by a domain
+"""
 _ENDS = re.compile(r"\s*(?:begin|start\s+transaction|commit|end|rollback|abort|prepare\s+transaction)\b", re.IGNORECASE)
 
 
@@ -40,6 +45,7 @@ class RowWriter:
         self._settings = settings
         self._statements: dict[Plan, str] = {}
         self._keys: dict[str, tuple[str, ...]] = {}
+        self._json: dict[str, set[str]] = {}  # columns of tables that got a list
 
     def write(self, connection: Connection[Any], effects: Iterable[TableRow | Statement]) -> int:
         """Sends everything in its order, many statements on their way at a time; the number of rows and statements."""
@@ -116,7 +122,17 @@ class RowWriter:
         sql = self._statements.get(plan)
         if sql is None:
             sql = self._statements[plan] = statement(*plan).as_string(connection)
-        return sql, [adapted(effect.values[column]) for column in columns]
+        return sql, [
+            self._adapted_list(connection, table, column, value) if isinstance(value, list) else adapted(value)
+            for column, value in ((column, effect.values[column]) for column in columns)
+        ]
+
+    def _adapted_list(self, connection: Connection[Any], table: str, column: str, value: list[Any]) -> Any:
+        """JSON where the column is, else an array. psycopg sends an empty one as {}, which is an object in JSON."""
+        if table not in self._json:
+            name = identifier(table).as_string(connection)
+            self._json[table] = {column for (column,) in connection.execute(_JSON_COLUMNS, [name])}
+        return as_json(value) if column in self._json[table] else adapted(value)
 
     def _key(self, connection: Connection[Any], row: TableRow, table: str) -> tuple[str, ...]:
         given = key_columns(row.key) or (self._settings.key if table == self._settings.table else None)
@@ -159,11 +175,14 @@ def statement(table: str, mode: WriteMode, key: tuple[str, ...], columns: tuple[
 
 def adapted(value: Any) -> Any:
     """A dict is JSON for PostgreSQL, and so is a list of them: no array could have them as elements."""
-    if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value)):
-        from psycopg.types.json import Jsonb
+    is_json = isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
+    return as_json(value) if is_json else value
 
-        return Jsonb(value)
-    return value
+
+def as_json(value: Any) -> Any:
+    from psycopg.types.json import Jsonb
+
+    return Jsonb(value)
 
 
 # --- The inbox's receipts: the id of every event that was applied, in the transaction that applied it ---
