@@ -709,10 +709,16 @@ def _create_connection(address: tuple[str, int], timeout: float | None = None) -
     return made
 
 
+def _getaddrinfo(host: str, port: int, **_: Any) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    """The names of the world are its addresses."""
+    return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
+
+
 class _Socket(ModuleType):
     """The module, but for sockets."""
 
     socket = SimulatedSocket
+    getaddrinfo = staticmethod(_getaddrinfo)
     create_connection = staticmethod(_create_connection)
 
     def __getattr__(self, name: str) -> Any:

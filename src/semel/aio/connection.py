@@ -18,8 +18,10 @@ from typing import Any, TypeVar, cast
 from semel.client.errors import ConnectionFailedError, KafkaError
 from semel.client.frames import Frames
 from semel.client.handshake import (
+    Address,
     Opening,
     OpeningRequest,
+    attempts,
     closed_by_broker,
     copied,
     failed,
@@ -93,12 +95,37 @@ class AsyncConnection(asyncio.BufferedProtocol):
     async def _connect(self, deadline: Deadline) -> None:
         try:
             async with asyncio.timeout(max(deadline.remaining_s(), 0.001)):
-                await self._loop.create_connection(lambda: self, self.host, self.port)
+                sock = await self._connected(deadline)
+                await self._loop.create_connection(lambda: self, sock=sock)
         except (OSError, UnicodeError) as error:
             raise not_connected(error, self.address, deadline.total_s) from None
         _set_options(cast("asyncio.Transport", self._transport), self._settings)
         if self._settings.uses_tls:
             await self._encrypt(deadline)
+
+    async def _connected(self, deadline: Deadline) -> socket.socket:
+        """To the first address of the host that can be reached."""
+        failure: OSError | None = None
+        found = await self._loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        for address, limit_s in attempts(found, deadline):
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await self._connected_to(address)
+            except OSError as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    async def _connected_to(self, address: Address) -> socket.socket:
+        family, kind, protocol, _, place = address
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            await self._loop.sock_connect(sock, place)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
     async def _encrypt(self, deadline: Deadline) -> None:
         context = await self._loop.run_in_executor(None, tls_context, self._settings)  # it reads files
@@ -323,7 +350,8 @@ def _advanced(steps: Opening, done: Pending) -> OpeningRequest | None:
 
 def _set_options(transport: asyncio.Transport, settings: ClientSettings) -> None:
     sock = transport.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # asyncio itself sets TCP_NODELAY
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, size in (
         (socket.SO_SNDBUF, settings.send_buffer_bytes),
         (socket.SO_RCVBUF, settings.receive_buffer_bytes),

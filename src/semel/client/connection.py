@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from semel.client.errors import ConnectionFailedError, KafkaError, RequestTimedOutError
 from semel.client.frames import Frames, ReadAhead
 from semel.client.handshake import (
+    attempts,
     closed_by_broker,
     copied,
     failed,
@@ -401,7 +402,7 @@ def poll(connections: Iterable[BrokerConnection], timeout_s: float, wakeup: int 
 def _connect(host: str, port: int, settings: ClientSettings, deadline: Deadline) -> socket.socket:
     address = f"{host}:{port}"
     try:
-        sock = socket.create_connection((host, port), timeout=max(deadline.remaining_s(), 0.001))
+        sock = _connected(host, port, deadline)
     except (OSError, UnicodeError) as error:
         raise not_connected(error, address, deadline.total_s) from None
     try:
@@ -419,6 +420,18 @@ def _connect(host: str, port: int, settings: ClientSettings, deadline: Deadline)
         sock.close()
         raise
     return sock
+
+
+def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
+    """To the first address of the host that can be reached."""
+    failure: OSError | None = None
+    for (*_, place), limit_s in attempts(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), deadline):
+        try:
+            return socket.create_connection(place[:2], timeout=limit_s)
+        except OSError as error:
+            failure = error
+    assert failure is not None
+    raise failure
 
 
 def _encrypted(sock: socket.socket, host: str, address: str, settings: ClientSettings) -> ssl.SSLSocket:

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import secrets
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from os import strerror
 from socket import gaierror
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +22,7 @@ from semel.client.errors import (
     error_of,
 )
 from semel.client.settings import ClientSettings
+from semel.client.timing import Deadline
 from semel.client.wire import Capabilities, Pending, read_api_versions
 from semel.protocol.api import Api
 from semel.protocol.errors import DecodeError, EncodeError, ErrorCode
@@ -134,6 +135,7 @@ def _decoded(text: str) -> bytes:
 CERTIFICATE_ALERTS = ("CERTIFICATE", "UNKNOWN_CA")  # parts of names such as SSLV3_ALERT_BAD_CERTIFICATE
 SESSION_LIFETIME_USED = 0.85  # of a SASL session, then the connection is replaced
 SOFTWARE = ("semel", "0.1.0")
+NEXT_ADDRESS_S = 1.0  # how long an address of a host that does not respond holds back the next one
 
 
 class OpeningRequest(NamedTuple):
@@ -205,6 +207,19 @@ def _authentication(connection: NewConnection, settings: ClientSettings, now_s: 
             break
     if response.session_lifetime_ms > 0:
         connection.session_ends_s = now_s() + SESSION_LIFETIME_USED * response.session_lifetime_ms / 1000
+
+
+# --- the addresses of a host ---
+Address = tuple[int, int, int, str, Any]  # as getaddrinfo returns it
+
+
+def attempts(found: Iterable[Address], deadline: Deadline) -> Iterator[tuple[Address, float]]:
+    """The addresses of a host one after the other, each with the seconds that connecting to it may take: one that does
+    not respond leaves time for the others."""
+    addresses = list(found)
+    for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        share_s = deadline.remaining_s() / left
+        yield address, max(0.001, share_s if left == 1 else min(share_s, NEXT_ADDRESS_S))
 
 
 # --- failures ---
