@@ -12,6 +12,7 @@ from benchmarks.peers.raw_client import RawClient
 from semel.local.apache_kafka import start_tool
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
+from tests.support.broker import faulty_semel
 from tests.support.crashes import MortalBroker
 from tests.support.reading import create_topic, read_topic
 from tests.support.transactional import transactional, write
@@ -86,3 +87,17 @@ def test_lost_answer_of_an_end_is_found_out_after_a_death(tmp_path: Path, is_v2:
             assert again == (E.NONE, owner.producer_id, owner.epoch + is_v2)
             assert client.end(*who, commit=False, version=version).error is E.INVALID_TXN_STATE
         assert [seen.value for seen in read_topic(broker.bootstrap, "t")] == [b"value"]
+
+
+def test_next_transaction_may_write_while_the_markers_of_the_last_one_are_on_their_way(tmp_path: Path):
+    """An EndTxn is answered before its markers. A TV2 producer may then write to a partition that still lacks one."""
+    late = faulty_semel("marker.before:delay=50")
+    with SemelBroker(tmp_path / "broker", semel=late) as broker, RawClient(broker.bootstrap) as client:
+        create_topic(broker.bootstrap, "t")
+        owner = client.init("id")
+        for value in (b"first", b"second"):
+            who = ("id", owner.producer_id, owner.epoch)
+            assert client.produce(*who, ("t", 0), [value], version=12).error is E.NONE
+            owner = client.end(*who, commit=True, version=5)
+        broker.process.wait_for_line("fault fired: marker.before")
+        assert [seen.value for seen in read_topic(broker.bootstrap, "t")] == [b"first", b"second"]

@@ -147,9 +147,12 @@ async def test_parallel_first_writes_of_a_v2_transaction_all_get_in():
     broker = StandInBroker()
     async with running(broker) as coordinator:
         owner = await coordinator.init(ID, TIMEOUT_MS, None)
-        answers = await asyncio.gather(
-            *(coordinator.allow_append(ID, owner.producer_id, owner.epoch, [("t", n)], 12) for n in range(8))
-        )
+
+        async def write(number: int) -> dict[tuple[str, int], E]:
+            await coordinator.settle(ID)
+            return await coordinator.allow_append(ID, owner.producer_id, owner.epoch, [("t", number)], 12)
+
+        answers = await asyncio.gather(*(write(number) for number in range(8)))
         assert all(set(answer.values()) == {E.NONE} for answer in answers)
         txn = coordinator.ids.find(ID)
         assert txn is not None

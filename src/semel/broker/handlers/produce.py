@@ -397,10 +397,20 @@ class _Guards:
             self._partitions[topic.name, part.index] = key
             self._producers.add((header.producer_id, header.producer_epoch))
 
+    def _ask_logs_again(self) -> None:
+        """The markers that were written meanwhile have ended the verifications that began before them."""
+        self.needed.clear()
+        self._partitions.clear()
+        self._producers.clear()
+        self._refused = None
+        at_once(self.ask_logs())
+
     async def _ask_coordinator(self) -> None:
         is_tv2 = self._context.version >= _FIRST_OF_TV2
         if not is_tv2 and not self._broker.settings["transaction.partition.verification.enable"]:
             return  # the client's word is taken for it; under TV2 the partition has to be added all the same
+        if is_tv2 and await self._broker.transactions.settle(self._request.transactional_id or ""):
+            self._ask_logs_again()
         if len(self._producers) > 1:
             verdicts = dict.fromkeys(self._partitions, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         elif self._producers:

@@ -181,7 +181,8 @@ class TransactionCoordinator:
         elif not 0 < timeout_ms <= self._settings["transaction.max.timeout.ms"]:
             return Owner(ErrorCode.INVALID_TRANSACTION_TIMEOUT), NOTHING_KEPT
         producer_id, epoch = expected or (NO_PRODUCER_ID, NO_EPOCH)
-        active = await self._settled_id(transactional_id)
+        await self.settle(transactional_id)
+        active = self.ids.get(transactional_id)
         if active is None:
             active = ActiveId(
                 transactional_id, new_transaction(self._producer_ids.take(), timeout_ms, self._clock.now_ms())
@@ -203,12 +204,21 @@ class TransactionCoordinator:
         partitions: Collection[TopicPartition],
         client_version: int = 0,
     ) -> ErrorCode:
-        """AddPartitionsToTxn, AddOffsetsToTxn, and what TV2 does by writing."""
+        """AddPartitionsToTxn, AddOffsetsToTxn, and what TV2 does by committing offsets."""
+        await self.settle(transactional_id)
+        return await self._add(transactional_id, producer_id, epoch, partitions, client_version)
+
+    async def _add(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: Collection[TopicPartition],
+        client_version: int,
+    ) -> ErrorCode:
         if not transactional_id:
             return ErrorCode.INVALID_REQUEST
         active = self.ids.get(transactional_id)
-        if active is not None and active.is_pending:
-            active = await self._settled_id(transactional_id)
         if active is None:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         ask = self._ask(
@@ -250,11 +260,14 @@ class TransactionCoordinator:
         partitions: Collection[TopicPartition],
         produce_version: int,
     ) -> dict[TopicPartition, ErrorCode]:
-        """Whether a producer may write its first batch of a transaction to partitions (KIP-890)."""
+        """Whether a producer may write its first batch of a transaction to partitions (KIP-890).
+
+        Under TV2 call `settle` first. A guard from before it is void: the last transaction's markers end verifications.
+        """
         is_v2 = produce_version >= 12
         id_ = transactional_id or ""
         if is_v2:
-            error = await self.add(id_, producer_id, producer_epoch, partitions, client_version=2)
+            error = await self._add(id_, producer_id, producer_epoch, partitions, client_version=2)
             return dict.fromkeys(partitions, write_error(error, is_v2=True, knows_abortable=True))
         errors = {partition: self.verify(id_, producer_id, producer_epoch, partition) for partition in partitions}
         knows_abortable = produce_version >= 11
@@ -328,17 +341,18 @@ class TransactionCoordinator:
     def _ask(self, **fields: Any) -> Ask:
         return Ask(now_ms=self._clock.now_ms(), broker_version=self._settings["transaction.version"], **fields)
 
-    async def _settled_id(self, transactional_id: str) -> ActiveId | None:
-        """The id, after a short wait if a transition is pending: mostly the markers of the last transaction."""
+    async def settle(self, transactional_id: str) -> bool:
+        """Waits a little if a transition of the id is pending: mostly the markers of the last transaction. Whether it
+        waited; the id may be pending still."""
         active = self.ids.get(transactional_id)
         if active is None or not active.is_pending:
-            return active
+            return False
         clock = asyncio.get_running_loop().time
         deadline_s = clock() + SETTLE_LIMIT_S
         while active is not None and active.is_pending and (remaining_s := deadline_s - clock()) > 0:
             await asyncio.wait((active.settled(),), timeout=remaining_s)
             active = self.ids.get(transactional_id)
-        return active
+        return True
 
     def _decide(self, active: ActiveId, event: TransactionEvent, ask: Ask) -> TxnDecision:
         if active.txn.exhausted:
