@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semel.client import cluster as cluster_module
+from semel.client import cluster_calls
 from semel.client.cluster import Cluster
 from semel.client.settings import ClientSettings
 from semel.protocol.batch import patch_offset
@@ -228,7 +228,7 @@ def test_retries_pause_between_each_other() -> None:
 
 
 def test_a_topic_that_stays_away_is_a_loss(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(cluster_module, "FIRST_S", 0.0)
+    monkeypatch.setattr(cluster_calls, "FIRST_S", 0.0)
     log = Log((0, 10), end=10)
     log.exists = False
     with log.served() as cluster:
