@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
+from semel.client.connection import ConnectionBase, set_options, setup_deadline
 from semel.client.errors import ConnectionFailedError, KafkaError
-from semel.client.frames import Frames
 from semel.client.handshake import (
     Address,
     Opening,
@@ -26,7 +26,6 @@ from semel.client.handshake import (
     copied,
     failed,
     not_connected,
-    not_encodable,
     not_encrypted,
     opening,
     refused_certificate,
@@ -35,9 +34,8 @@ from semel.client.handshake import (
 )
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
-from semel.client.wire import Capabilities, Pending, Wire
+from semel.client.wire import Pending
 from semel.protocol.api import Api
-from semel.protocol.errors import EncodeError
 from semel.protocol.schema import Struct
 
 Request = TypeVar("Request", bound=Struct)
@@ -48,21 +46,12 @@ log = logging.getLogger("semel.client")
 LOOK_EVERY_S = 0.01  # below TLS no event says that all is written
 
 
-class AsyncConnection(asyncio.BufferedProtocol):
+class AsyncConnection(ConnectionBase, asyncio.BufferedProtocol):
     """An open connection. Make one with `AsyncConnection.open`."""
 
-    capabilities: Capabilities
-
     def __init__(self, host: str, port: int, settings: ClientSettings, loop: asyncio.AbstractEventLoop) -> None:
-        self.host = host
-        self.port = port
-        self.closed = False
-        self.session_ends_s = float("inf")  # on time.monotonic(): when SASL's session must be renewed
-        self.throttled_until_s = 0.0  # on time.monotonic(): the broker throttles requests until then
-        self._settings = settings
+        super().__init__(host, port, settings)
         self._loop = loop
-        self._wire = Wire(settings.client_id)
-        self._frames = Frames()
         self._transport: asyncio.Transport | None = None
         self._plain: asyncio.Transport | None = None  # below TLS
         self._is_full = False  # the transport holds more than it should; it says when it takes more
@@ -80,8 +69,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         cls, host: str, port: int, settings: ClientSettings, timeout_s: float | None = None
     ) -> AsyncConnection:
         """Connects, encrypts and authenticates as the settings say, and gets the broker's API versions."""
-        limit_s = settings.socket_connection_setup_timeout_ms / 1000
-        deadline = Deadline(limit_s if timeout_s is None else min(timeout_s, limit_s))
+        deadline = setup_deadline(settings, timeout_s)
         loop = asyncio.get_running_loop()
         self = cls(host, port, settings, loop)
         try:
@@ -99,7 +87,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 await self._loop.create_connection(lambda: self, sock=sock)
         except (OSError, UnicodeError) as error:
             raise not_connected(error, self.address, deadline.total_s) from None
-        _set_options(cast("asyncio.Transport", self._transport), self._settings)
+        set_options(sock, self._settings)
         if self._settings.uses_tls:
             await self._encrypt(deadline)
 
@@ -153,25 +141,6 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 step = _advanced(steps, done)
 
     # --- requests ---
-    @property
-    def address(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that are not done: without a response, or (acks=0) not written."""
-        return self._wire.in_flight
-
-    @property
-    def is_throttled(self) -> bool:
-        """Whether requests are held back because the broker throttles this client (a quota is used up)."""
-        return time.monotonic() < self.throttled_until_s
-
-    @property
-    def retiring(self) -> bool:
-        """Whether no new request should be sent because the SASL session ends soon."""
-        return time.monotonic() >= self.session_ends_s
-
     def send(
         self,
         api: Api[Request, Response],
@@ -185,23 +154,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
     ) -> Pending:
         """Sends a request behind those in flight. `then` gets it when it is done, never from within this call. Raises
         only for what can never be sent."""
-        limit_s = self._settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s
-        if version is None:
-            version = self.capabilities.version_of(api)
-        deadline_s = time.monotonic() + limit_s
-        if self.closed:
-            pending = Pending(api, version, 0, deadline_s, context)
-            pending.error = failed(self.address, "the connection is closed")
+        pending = self._queue(api, request, version, timeout_s, context, response)
+        if pending.done:
             self._loop.call_soon(then, pending)
             return pending
-        try:
-            pending = self._wire.send(api, request, version, deadline_s, context, response)
-        except EncodeError as error:
-            raise not_encodable(api.name, self.address, error) from error
-        pending.on_throttle = self._throttle
         self._then[pending] = then
         self._write()
-        self._set_alarm(deadline_s)
+        self._set_alarm(pending.deadline_s)
         return pending
 
     async def call(
@@ -217,8 +176,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return await done
 
     def _throttle(self, throttle_ms: int) -> None:
-        log.debug("%s throttles for %s ms: a quota is used up", self.address, throttle_ms)
-        self.throttled_until_s = max(self.throttled_until_s, time.monotonic() + throttle_ms / 1000)
+        super()._throttle(throttle_ms)
         self._set_alarm(self.throttled_until_s)
 
     def _write(self) -> None:
@@ -276,8 +234,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         for pending in late:
             pending.error = timed_out(self.address, pending, why)
         self._finish(late)
-        held_s = self.throttled_until_s if self._wire.outgoing and self.is_throttled else float("inf")
-        self._set_alarm(min([held_s, *(pending.deadline_s for pending in self._wire.waiting())]))
+        self._set_alarm(self.next_deadline_s())
 
     # --- what asyncio calls ---
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -346,15 +303,3 @@ def _advanced(steps: Opening, done: Pending) -> OpeningRequest | None:
         return steps.send(done)
     except StopIteration:
         return None
-
-
-def _set_options(transport: asyncio.Transport, settings: ClientSettings) -> None:
-    sock = transport.get_extra_info("socket")
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, size in (
-        (socket.SO_SNDBUF, settings.send_buffer_bytes),
-        (socket.SO_RCVBUF, settings.receive_buffer_bytes),
-    ):
-        if size > 0:
-            sock.setsockopt(socket.SOL_SOCKET, option, size)

@@ -51,27 +51,92 @@ MAX_BUFFERS_PER_WRITE = 64
 LARGE_RESPONSE_BYTES = 1024 * 1024  # where one came, the next one is worth a thread
 
 
-class BrokerConnection:
-    """An open connection. Make one with `Connection.open`."""
+class ConnectionBase:
+    """What the connections of threads and of event loops have in common: requests, deadlines, throttling."""
 
-    def __init__(self, sock: socket.socket, host: str, port: int, settings: ClientSettings) -> None:
+    capabilities: Capabilities
+
+    def __init__(self, host: str, port: int, settings: ClientSettings) -> None:
         self.host = host
         self.port = port
         self.closed = False
-        self.capabilities: Capabilities
         self.session_ends_s = float("inf")  # on time.monotonic(): when SASL's session must be renewed
+        self.throttled_until_s = 0.0  # on time.monotonic(): the broker throttles requests until then
         self._settings = settings
+        self._wire = Wire(settings.client_id)
+        self._frames = Frames()
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are not done: without a response, or (acks=0) not written."""
+        return self._wire.in_flight
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether requests are held back because the broker throttles this client (a quota is used up)."""
+        return time.monotonic() < self.throttled_until_s
+
+    @property
+    def retiring(self) -> bool:
+        """Whether no new request should be sent because the SASL session ends soon."""
+        return time.monotonic() >= self.session_ends_s
+
+    def _throttle(self, throttle_ms: int) -> None:
+        log.debug("%s throttles for %s ms: a quota is used up", self.address, throttle_ms)
+        self.throttled_until_s = max(self.throttled_until_s, time.monotonic() + throttle_ms / 1000)
+
+    def _queue(
+        self,
+        api: Api[Request, Response],
+        request: Request,
+        version: int | None,
+        timeout_s: float | None,
+        context: Any,
+        response: bool,
+    ) -> Pending:
+        """A request behind those in flight, to be written; done, with an error, if the connection is closed. Raises
+        only for what can never be sent."""
+        limit_s = self._settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s
+        if version is None:
+            version = self.capabilities.version_of(api)
+        deadline_s = time.monotonic() + limit_s
+        if self.closed:
+            pending = Pending(api, version, 0, deadline_s, context)
+            pending.error = failed(self.address, "the connection is closed")
+            return pending
+        try:
+            pending = self._wire.send(api, request, version, deadline_s, context, response)
+        except EncodeError as error:
+            raise not_encodable(api.name, self.address, error) from error
+        pending.on_throttle = self._throttle
+        return pending
+
+    def next_deadline_s(self) -> float:
+        """On time.monotonic(): when the deadlines are to be checked."""
+        return min([self._resumes_s(), *(pending.deadline_s for pending in self._wire.waiting())])
+
+    def _resumes_s(self) -> float:
+        """On time.monotonic(): when requests that are held back may be written."""
+        return self.throttled_until_s if self._wire.outgoing and self.is_throttled else float("inf")
+
+
+class BrokerConnection(ConnectionBase):
+    """An open connection. Make one with `BrokerConnection.open`."""
+
+    def __init__(self, sock: socket.socket, host: str, port: int, settings: ClientSettings) -> None:
+        super().__init__(host, port, settings)
         self._socket = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._tls_wants_write = False
         self._flags = 0 if self._tls else socket.MSG_DONTWAIT  # the socket itself blocks, as `read_ahead` needs it
-        self._wire = Wire(settings.client_id)
-        self._frames = Frames()
         self._ahead: ReadAhead | None = None
         self._end_ahead: weakref.finalize[..., BrokerConnection] | None = None
         self._unreported: list[Pending] = []
         self._turn = threading.RLock()  # held by the thread that sends, reads, or waits in a call
-        self.throttled_until_s = 0.0  # on time.monotonic(): the broker throttles requests until then
         self._closing = False  # another thread has called close()
 
     def __repr__(self) -> str:
@@ -81,8 +146,7 @@ class BrokerConnection:
     @classmethod
     def open(cls, host: str, port: int, settings: ClientSettings, timeout_s: float | None = None) -> BrokerConnection:
         """Connects, encrypts and authenticates as the settings say, and gets the broker's API versions."""
-        limit_s = settings.socket_connection_setup_timeout_ms / 1000
-        deadline = Deadline(limit_s if timeout_s is None else min(timeout_s, limit_s))
+        deadline = setup_deadline(settings, timeout_s)
         self = cls(_connect(host, port, settings, deadline), host, port, settings)
         try:
             self._open(deadline)
@@ -104,31 +168,8 @@ class BrokerConnection:
 
     # --- requests ---
     @property
-    def address(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that are not done: without a response, or (acks=0) not written."""
-        return self._wire.in_flight
-
-    @property
     def wants_write(self) -> bool:
         return (bool(self._wire.outgoing) and not self.is_throttled) or self._tls_wants_write
-
-    @property
-    def is_throttled(self) -> bool:
-        """Whether requests are held back because the broker throttles this client (a quota is used up)."""
-        return time.monotonic() < self.throttled_until_s
-
-    def _throttle(self, throttle_ms: int) -> None:
-        log.debug("%s throttles for %s ms: a quota is used up", self.address, throttle_ms)
-        self.throttled_until_s = max(self.throttled_until_s, time.monotonic() + throttle_ms / 1000)
-
-    @property
-    def retiring(self) -> bool:
-        """Whether no new request should be sent because the SASL session ends soon."""
-        return time.monotonic() >= self.session_ends_s
 
     def waits_for(self) -> dict[int, int]:
         """File descriptors and the events with which it can go on, for select.poll."""
@@ -154,24 +195,16 @@ class BrokerConnection:
 
         A connection that fails here or later marks the request with an error.
         """
-        limit_s = self._settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s
-        if version is None:
-            version = self.capabilities.version_of(api)
-        deadline_s = time.monotonic() + limit_s
         with self._turn:
-            if self.closed:
-                pending = Pending(api, version, 0, deadline_s, context)
-                pending.error = self._failed("the connection is closed")
-                return pending
             try:
-                pending = self._wire.send(api, request, version, deadline_s, context, response)
-            except EncodeError as error:
-                raise not_encodable(api.name, self.address, error) from error
+                pending = self._queue(api, request, version, timeout_s, context, response)
+            except KafkaError:
+                raise
             except BaseException:
                 self._interrupted()
                 raise
-            pending.on_throttle = self._throttle
-            self._write()
+            if not pending.done:
+                self._write()
         return pending
 
     def call(
@@ -276,14 +309,6 @@ class BrokerConnection:
         for pending in late:
             pending.error = timed_out(self.address, pending, why)
             self._unreported.append(pending)
-
-    def next_deadline_s(self) -> float:
-        """On time.monotonic(): when `check_deadlines` has something to do."""
-        return min([self._resumes_s(), *(pending.deadline_s for pending in self._wire.waiting())])
-
-    def _resumes_s(self) -> float:
-        """On time.monotonic(): when requests that are held back may be written."""
-        return self.throttled_until_s if self._wire.outgoing and self.is_throttled else float("inf")
 
     def close(self) -> None:
         """Closes the socket and fails what was pending. May be called twice, and by any thread: one that waits for an
@@ -399,6 +424,20 @@ def poll(connections: Iterable[BrokerConnection], timeout_s: float, wakeup: int 
     return done + early
 
 
+def setup_deadline(settings: ClientSettings, timeout_s: float | None) -> Deadline:
+    limit_s = settings.socket_connection_setup_timeout_ms / 1000
+    return Deadline(limit_s if timeout_s is None else min(timeout_s, limit_s))
+
+
+def set_options(sock: socket.socket, settings: ClientSettings) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    buffers = {socket.SO_SNDBUF: settings.send_buffer_bytes, socket.SO_RCVBUF: settings.receive_buffer_bytes}
+    for option, size in buffers.items():
+        if size > 0:
+            sock.setsockopt(socket.SOL_SOCKET, option, size)
+
+
 def _connect(host: str, port: int, settings: ClientSettings, deadline: Deadline) -> socket.socket:
     address = f"{host}:{port}"
     try:
@@ -406,12 +445,7 @@ def _connect(host: str, port: int, settings: ClientSettings, deadline: Deadline)
     except (OSError, UnicodeError) as error:
         raise not_connected(error, address, deadline.total_s) from None
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        buffers = {socket.SO_SNDBUF: settings.send_buffer_bytes, socket.SO_RCVBUF: settings.receive_buffer_bytes}
-        for option, size in buffers.items():
-            if size > 0:
-                sock.setsockopt(socket.SOL_SOCKET, option, size)
+        set_options(sock, settings)
         if settings.uses_tls:
             sock.settimeout(max(deadline.remaining_s(), 0.001))
             sock = _encrypted(sock, host, address, settings)
