@@ -81,11 +81,11 @@ if TYPE_CHECKING:
     from semel.spark.ledger import LostLedgerError as LostLedgerError
     from semel.spark.options import OptionError as OptionError
     from semel.spark.reading import DataLossError as DataLossError
-    from semel.spark.reruns import RerunError as RerunError
     from semel.spark.sink_options import ColumnError as ColumnError
     from semel.spark.stream_writer import WrongBatchError as WrongBatchError
     from semel.spark.topics import UnknownTopicError as UnknownTopicError
     from semel.spark.transaction import TimedOutTransactionError as TimedOutTransactionError
+    from semel.spark.write_job import RerunError as RerunError
     from semel.spark.writing import OwnerStalledError as OwnerStalledError
     from semel.spark.writing import WrongTaskError as WrongTaskError
 
@@ -170,7 +170,7 @@ _HOMES = {
     ),
     "semel.spark.options": ("OptionError",),
     "semel.spark.reading": ("DataLossError",),
-    "semel.spark.reruns": ("RerunError",),
+    "semel.spark.write_job": ("RerunError",),
     "semel.spark.sink_options": ("ColumnError",),
     "semel.spark.stream_writer": ("WrongBatchError",),
     "semel.spark.topics": ("UnknownTopicError",),

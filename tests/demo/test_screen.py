@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from semel.demo import screen as module
-from semel.demo.screen import Screen
+from semel.demo import program as module
+from semel.demo.program import Screen
 
 
 class Terminal(io.StringIO):

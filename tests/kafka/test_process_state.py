@@ -19,8 +19,8 @@ from semel.client.admin import Admin
 from semel.client.errors import ConfigError
 from semel.client.producer import Producer
 from semel.client.types import TopicPartition
-from semel.patterns.changelog import Changelog
 from semel.patterns.process import Stats
+from semel.patterns.process_state import Changelog
 from semel.protocol.messages.transactions import END_TXN
 from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import Cluster

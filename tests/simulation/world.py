@@ -20,9 +20,8 @@ from semel import faults
 from semel.broker import turns
 from semel.broker.broker import BrokerNode
 from semel.broker.clock import Clock
-from semel.broker.connection import Connection
+from semel.broker.connection import Connection, Server
 from semel.broker.quotas import CLIENT_ID, PRODUCER_BYTE_RATE
-from semel.broker.server import Server
 from semel.broker.settings import Settings
 from semel.protocol.schema import NO_UUID
 from semel.prove.powercut import JournaledFiles

@@ -22,8 +22,8 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 from pyspark.sql import SparkSession
 
 import semel
-from semel.spark.reruns import reruns, stages_of
 from semel.spark.sink_options import Precautions
+from semel.spark.write_job import reruns, stages_of
 from tests.spark import steps
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.spark.in_place import tasks_without_shuffle
-from semel.spark.reruns import settled
+from semel.spark.write_job import settled
 
 pytestmark = pytest.mark.timeout(300)
 TASKS, MAPS, ROWS, ROW_BYTES = 2, 4, 400, 20_000  # more than the buffers on the way to a Python worker

@@ -8,7 +8,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from semel.spark.reruns import CHECKSUMS, FIRST_WITH_CHECKSUMS
+from semel.spark.write_job import CHECKSUMS, FIRST_WITH_CHECKSUMS
 from tests.support.broker import Cluster
 from tests.support.spark_driver import Pipeline, SparkSite
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from semel.broker.broker import BrokerNode
+from semel.broker.connection import Server
 from semel.broker.runner import Maintenance, bind
-from semel.broker.server import Server
 from semel.broker.settings import Settings
 from tests.support.waiting import PATIENCE_S
 

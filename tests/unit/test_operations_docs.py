@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from semel.broker import connection, server
+from semel.broker import connection
 from semel.broker.handlers import fetch
 from semel.broker.settings import TABLE
 
@@ -22,7 +22,7 @@ def test_limits_are_those_of_the_code() -> None:
     assert limit("request") == TABLE["socket.request.max.bytes"].default >> 20
     assert limit("response to a fetch") == fetch._RESPONSE_LIMIT_BYTES >> 20
     assert limit("requests of a connection without a response") == connection.MAX_PENDING
-    assert limit("clients that do not read their responses") == server.UNSENT_BUDGET_BYTES >> 20
+    assert limit("clients that do not read their responses") == connection.UNSENT_BUDGET_BYTES >> 20
 
 
 def test_settings_named_there_exist() -> None:

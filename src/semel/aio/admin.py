@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from semel.aio.cluster import AsyncCluster
-from semel.aio.loop_guard import LoopGuard
+from semel.aio.cluster import AsyncCluster, LoopGuard
 from semel.client.admin.base import admin_settings
 from semel.client.admin.calls import AdminCalls
 from semel.client.settings import ClientSettings

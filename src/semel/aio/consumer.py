@@ -18,17 +18,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextvars import ContextVar
 from typing import Any, Self
 
-from semel.aio.cluster import AsyncCluster
+from semel.aio.cluster import AsyncCluster, LoopGuard
 from semel.aio.connection import AsyncConnection
-from semel.aio.loop_guard import LoopGuard
 from semel.aio.sender import forgettable
-from semel.client.aside import Aside
 from semel.client.consumer.base import ConsumerBase, Woken
 from semel.client.errors import ConcurrentUseError
 from semel.client.network import Background, Network, Reading
 from semel.client.settings import ClientSettings, ConsumerSettings
 from semel.client.types import ConsumerRecord
 from semel.client.use_guard import guarded
+from semel.client.waiting import Aside
 from semel.client.wire import Pending
 from semel.protocol.api import Api
 

@@ -22,8 +22,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from semel.aio.cluster import AsyncCluster, held
-from semel.aio.loop_guard import LoopGuard
+from semel.aio.cluster import AsyncCluster, LoopGuard, held
 from semel.aio.sender import AsyncDelivery, AsyncSender, AsyncTableDelivery, forgettable
 from semel.client.errors import ClosedError, FatalError, TimedOutError
 from semel.client.metrics import ProducerMetrics
@@ -33,8 +32,8 @@ from semel.client.producer.base import (
     offsets_with_metadata,
     unknown_partition,
 )
+from semel.client.producer.batches import Headers
 from semel.client.producer.deliveries import TableShare
-from semel.client.producer.records import Headers
 from semel.client.producer.transaction import PreparedTransaction
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline, timeout_in_ms

@@ -16,9 +16,8 @@ from collections.abc import Callable, Generator
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, cast
 
-from semel.aio.cluster import AsyncCluster
+from semel.aio.cluster import AsyncCluster, LoopGuard
 from semel.aio.connection import AsyncConnection
-from semel.aio.loop_guard import LoopGuard
 from semel.client.errors import ClosedError, FatalError, IllegalStateError, KafkaError
 from semel.client.producer.batches import FEW_ROWS, ProducerBatch, RecordMetadata, Row
 from semel.client.producer.coordinator import CoordinatorCalls

@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from semel.broker.broker import BrokerNode
+from semel.broker.connection import Server
 from semel.broker.counters import LATENCY_BOUNDS_S
-from semel.broker.server import Server
 from semel.broker.topics import Partition, Topic
 from semel.broker.transactions.states import PREPARED, Transaction, TxnState
 from semel.broker.turns import Turns

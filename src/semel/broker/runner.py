@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from semel.broker.broker import BrokerNode
-from semel.broker.server import Server
+from semel.broker.connection import Server
 from semel.broker.settings import SettingError, Settings
 from semel.broker.turns import Turns
 from semel.storage import Compactor, PartitionLog

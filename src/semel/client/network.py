@@ -15,14 +15,13 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, Protocol
 
-from semel.client.aside import Aside, Waker, in_thread
 from semel.client.cluster import BlockingCalls
 from semel.client.cluster_calls import ClusterCalls, Connection
 from semel.client.connection import BrokerConnection
 from semel.client.errors import IllegalStateError
 from semel.client.immediate import run
 from semel.client.settings import ClientSettings
-from semel.client.waiting import Flag
+from semel.client.waiting import Aside, Flag, Waker, in_thread
 from semel.client.wire import Pending
 from semel.protocol.api import Api
 

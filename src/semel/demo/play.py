@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from semel.client.admin import Admin, NewTopic
 from semel.client.errors import KafkaError
 from semel.client.producer import Producer
-from semel.demo.program import FAULTS, GUARANTEES, DemoFault
-from semel.demo.screen import Screen
+from semel.demo.program import FAULTS, GUARANTEES, DemoFault, Screen
 from semel.demo.workloads import DemoTopics, DemoWorkload, Event, Outcome, OutputRecord
 from semel.local.brokers import Broker
 from semel.local.processes import Process

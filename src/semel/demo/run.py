@@ -12,8 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semel.demo.program import EXACTLY_ONCE, FAULTS, DemoFault
-from semel.demo.screen import Screen
+from semel.demo.program import EXACTLY_ONCE, FAULTS, DemoFault, Screen
 
 if TYPE_CHECKING:
     from semel.demo.play import DemoStage, Story

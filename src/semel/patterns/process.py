@@ -37,7 +37,6 @@ from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
 from semel.client.types import GroupMetadata, TopicPartition
 from semel.client.waiting import Flag
-from semel.patterns.changelog import Changelog
 from semel.patterns.process_decisions import PostgresAndTopics
 from semel.patterns.process_external import FilesMode
 from semel.patterns.process_modes import MODES, Mode
@@ -62,7 +61,7 @@ from semel.patterns.process_output import (
     TableFunction,
 )
 from semel.patterns.process_postgres import PostgresMode
-from semel.patterns.process_state import StatefulEmitter, StatefulExactlyOnce
+from semel.patterns.process_state import Changelog, StatefulEmitter, StatefulExactlyOnce
 from semel.patterns.state import KeyedState
 from semel.patterns.stopping import stop_on_signals
 from semel.protocol.errors import ErrorCode, Recovery

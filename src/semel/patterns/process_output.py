@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from semel.client.dead_letters import SIZE_HEADER, SOURCE_HEADER, reason_headers, reason_of
 from semel.client.errors import ConfigError, FatalError, KafkaError
 from semel.client.producer import Producer
-from semel.client.producer.batches import RECORD_OVERHEAD_BYTES
-from semel.client.producer.records import RecordPacker
+from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, RecordPacker
 from semel.client.types import ConsumerRecord
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.errors import ErrorCode

@@ -26,9 +26,8 @@ from semel.spark.options import OptionError
 from semel.spark.postgres_options import PostgresOptions, SinkTopics
 from semel.spark.postgres_tasks import row_column, stage_task
 from semel.spark.postgres_transaction import BatchHandle, PostgresTransaction
-from semel.spark.reruns import StageWatch, settled, spark_notices
 from semel.spark.sink import TransactionalSink, no_brokers
-from semel.spark.write_job import Reports, WriteJob, collected
+from semel.spark.write_job import Reports, StageWatch, WriteJob, collected, settled, spark_notices
 from semel.spark.writing import COPIED, REPORT_COLUMNS, Report
 
 # By database and owner: the sink of this process that took it over last.

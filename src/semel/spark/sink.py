@@ -26,11 +26,10 @@ from semel.spark.encoding import BadRowError, Targets
 from semel.spark.failures import Cancelled, FailedGuessError, was_cancelled
 from semel.spark.ledger import LedgerEntry, MicroBatch, Verdict
 from semel.spark.options import OptionError
-from semel.spark.reruns import settled
 from semel.spark.sink_options import AT_MOST_ONCE, EXACTLY_ONCE, SinkOptions
 from semel.spark.topics import ABSENT_S, is_here, limits_of
 from semel.spark.transaction import BatchTransaction, source_offsets
-from semel.spark.write_job import Job, WriteJob, plain_job
+from semel.spark.write_job import Job, WriteJob, plain_job, settled
 from semel.spark.writing import Report
 
 # --- The sink without transactions, for those who want less and say so ---

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.eager import DoneAtOnce, start_now
+from semel.broker.turns import DoneAtOnce, start_now
 from tests.support.waiting import PATIENCE_S
 
 

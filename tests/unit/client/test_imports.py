@@ -52,7 +52,6 @@ CORES = [
 ]
 NOT_IN_A_CORE = {"asyncio", "os", "random", "select", "socket", "ssl", "threading", "time"}
 DRIVERS = {
-    "aside",
     "cluster",
     "connection",
     "consumer.engine",
@@ -63,6 +62,7 @@ DRIVERS = {
     "producer.deliveries",
     "producer.sender",
     "timing",
+    "waiting",
 }
 
 

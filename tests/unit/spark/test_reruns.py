@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semel.spark.reruns import reruns
+from semel.spark.write_job import reruns
 
 
 def test_every_stage_once_is_fine():

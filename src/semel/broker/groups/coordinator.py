@@ -14,8 +14,7 @@ from semel.broker.groups.classic_group import Act, Group, GroupError, GroupEvent
 from semel.broker.groups.commits import Commits
 from semel.broker.groups.consumer.heartbeats import ConsumerGroups
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
-from semel.broker.groups.membership import ClassicMembership
-from semel.broker.groups.mixed import MixedMembership
+from semel.broker.groups.membership import ClassicMembership, MixedMembership
 from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.records import CommittedOffset, GroupRecord, GroupsRecord, OffsetKey, OffsetRecord
 from semel.broker.groups.state import Core, GroupsState, expired_slots

@@ -15,7 +15,6 @@ from semel import faults
 from semel.broker.clock import Clock
 from semel.broker.coordinator_runtime import CoordinatorRuntime, InternalTopic, client_error
 from semel.broker.counters import Counters
-from semel.broker.eager import DoneAtOnce, start_now
 from semel.broker.settings import Settings
 from semel.broker.transactions.events import TraceStep, TransactionEvents
 from semel.broker.transactions.records import ActiveId, ProducerIds, TransactionalIds, TransactionRecord
@@ -33,6 +32,7 @@ from semel.broker.transactions.states import (
     decide,
     new_transaction,
 )
+from semel.broker.turns import DoneAtOnce, start_now
 from semel.protocol.errors import ErrorCode
 from semel.storage import StorageError
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from semel.client.aside import TaskOutcome
 from semel.client.cluster_calls import Connection, Leader, NodeTarget, group_coordinator
 from semel.client.consumer.commits import WHAT, Callback, CommitsCore, Offsets, PendingCommit
 from semel.client.consumer.core import ConsumerCore, RebalanceListener, TopicSubscription
@@ -29,6 +28,7 @@ from semel.client.network import Network
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition
+from semel.client.waiting import TaskOutcome
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, ErrorCode, Recovery
 from semel.protocol.messages.offsets import OFFSET_COMMIT

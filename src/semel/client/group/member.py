@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic
 
-from semel.client.aside import TaskOutcome
 from semel.client.cluster_calls import Connection, group_coordinator
 from semel.client.errors import KafkaError
 from semel.client.group.consumer_protocol_core import ConsumerProtocolCore
@@ -29,6 +28,7 @@ from semel.client.network import Background, Network
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, TopicPartition
+from semel.client.waiting import TaskOutcome
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, ErrorCode
 from semel.protocol.messages.groups import SYNC_GROUP, SyncGroupRequest, SyncGroupRequestAssignment

@@ -13,11 +13,10 @@ from semel.client.cluster_calls import ClusterCalls
 from semel.client.errors import ClosedError, ConfigError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.metrics import ProducerMetrics
 from semel.client.producer.accumulator import StickyPartitioner
-from semel.client.producer.batches import Row
+from semel.client.producer.batches import RecordPacker, Row
 from semel.client.producer.coordinator import CoordinatorCalls
 from semel.client.producer.core import ProducerCore
 from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
-from semel.client.producer.records import RecordPacker
 from semel.client.producer.sending import BatchSender
 from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState

@@ -39,9 +39,8 @@ from semel.client.producer.base import (
     offsets_with_metadata,
     unknown_partition,
 )
-from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Row
+from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Headers, Row
 from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
-from semel.client.producer.records import Headers
 from semel.client.producer.sender import Sender
 from semel.client.producer.transaction import PreparedTransaction
 from semel.client.settings import ProducerSettings

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from semel.client.aside import Waker
 from semel.client.cluster import Cluster
 from semel.client.connection import BrokerConnection, poll
 from semel.client.errors import KafkaError
@@ -25,6 +24,7 @@ from semel.client.producer.deliveries import Delivery, DeliveryCondition
 from semel.client.producer.identities import WriteIdentity
 from semel.client.producer.sending import BatchSender
 from semel.client.settings import ProducerSettings
+from semel.client.waiting import Waker
 from semel.client.wire import Pending
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.errors import EncodeError
