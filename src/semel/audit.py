@@ -324,7 +324,7 @@ class AuditedCluster:
         }
 
     def _committed(self, consumer: Any, wanted: list[Any]) -> list[Any]:
-        """Asks again while the group's coordinator is moving or starting."""
+        """Retries while the group's coordinator is moving or starting."""
         deadline_s = time.monotonic() + self.timeout_s
         while True:
             try:

@@ -215,8 +215,8 @@ def write_markers_for_the_keeper(patch: Patch) -> None:
     """They must name the producer whose records are in the log."""
     keep = states.keep
 
-    def under_a_new_id(txn: states.Transaction, ask: states.Ask, to: TxnState) -> states.Transaction:
-        kept = keep(txn, ask, to)
+    def under_a_new_id(txn: states.Transaction, fields: states.EventFields, to: TxnState) -> states.Transaction:
+        kept = keep(txn, fields, to)
         return kept._replace(producer_id=kept.producer_id + 1_000)
 
     rules = states.CELLS[TxnState.ONGOING, states.TransactionEvent.INIT]

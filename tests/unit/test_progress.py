@@ -14,7 +14,7 @@ import pytest
 from semel import progress
 from semel.local.brokers import SemelBroker, semel_command
 from semel.progress import ProgressBar
-from semel.prove.command import Teller
+from semel.prove.command import CampaignOutput
 
 
 class Terminal(StringIO):
@@ -71,13 +71,13 @@ def test_a_line_is_not_longer_than_the_terminal(monkeypatch: pytest.MonkeyPatch)
 def test_lines_of_a_campaign_stand_above_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    teller = Teller(terminal, 12)
-    teller.say("a broker starts")
+    output = CampaignOutput(terminal, 12)
+    output.say("a broker starts")
     assert terminal.getvalue().startswith("a broker starts\n\r\x1b[Kproving [")
-    teller.say("another line")
+    output.say("another line")
     assert "\r\x1b[Kanother line\n" in terminal.getvalue(), "the bar made way"
-    teller.hush()
-    teller.say("results")
+    output.hide_bar()
+    output.say("results")
     assert terminal.getvalue().endswith("\r\x1b[Kresults\n"), "no bar behind the results"
 
 

@@ -146,7 +146,7 @@ class AsyncDelivery(Delivery):
         return True
 
     def _make_cancelled_error(self) -> asyncio.CancelledError:
-        """`asyncio.gather` asks for it."""
+        """`asyncio.gather` calls it."""
         return asyncio.CancelledError()
 
     def add_done_callback(self, function: Callable[[Any], Any], *, context: Context | None = None) -> None:

@@ -359,7 +359,7 @@ class Connection(asyncio.BufferedProtocol):
         self.close(f"a bug in the handler of {served.name}", level=logging.ERROR)
 
     def _refuse_version(self, frame: memoryview | bytearray, error: UnsupportedVersionError) -> None:
-        """Kafka closes the connection, except for ApiVersions, whose response tells the client what it may ask."""
+        """Kafka closes the connection, except for ApiVersions, whose response lists what the client may request."""
         from semel.broker.handlers.cluster import refuse_version
 
         api_key, version, correlation_id = struct.unpack_from(">hhi", frame)
@@ -537,12 +537,12 @@ class Server:
         self._stuck.pop(connection, None)
 
     def on_stuck(self, connection: Connection) -> None:
-        """A client does not read as fast as it asks. Together they may hold so much memory; the longest stuck goes."""
+        """A client reads too slowly. Together such clients may hold so much memory; the longest stuck one goes."""
         self._stuck[connection] = connection.unsent_bytes
         while sum(self._stuck.values()) > UNSENT_BUDGET_BYTES:
             longest = next(iter(self._stuck))
             del self._stuck[longest]
-            longest.close("it does not read its answers", level=logging.WARNING)
+            longest.close("it does not read its responses", level=logging.WARNING)
 
     def on_unstuck(self, connection: Connection) -> None:
         self._stuck.pop(connection, None)

@@ -34,18 +34,18 @@ class SessionError(Exception):
 class CachedPartition:
     """A partition of a session: what is requested of it, and what the last response had."""
 
-    ask: FetchPartition
+    requested: FetchPartition
     topic_name: str = ""  # once the partition was found: a request by topic id does not say it
     high_watermark: int = -1
     log_start_offset: int = -1
 
-    def must_tell(self, data: PartitionData) -> bool:
+    def has_news(self, data: PartitionData) -> bool:
         """Whether an answer says anything new. Errors are sent every time, and so is what follows them."""
-        tell = bool(data.records) or bool(data.error_code) or data.diverging_epoch.epoch >= 0
-        tell |= data.high_watermark != self.high_watermark or data.log_start_offset != self.log_start_offset
+        is_news = bool(data.records) or bool(data.error_code) or data.diverging_epoch.epoch >= 0
+        is_news |= data.high_watermark != self.high_watermark or data.log_start_offset != self.log_start_offset
         self.high_watermark = -1 if data.error_code else data.high_watermark
         self.log_start_offset = data.log_start_offset
-        return tell
+        return is_news
 
 
 class Session:
@@ -60,33 +60,33 @@ class Session:
 
     def update(self, request: FetchRequest) -> None:
         """Takes over what an incremental request changes."""
-        for key, ask in asked(request.topics):
+        for key, requested in requested_partitions(request.topics):
             known = self.partitions.get(key)
             if known is None:
-                self.partitions[key] = CachedPartition(ask)
+                self.partitions[key] = CachedPartition(requested)
             else:
-                known.ask = ask
+                known.requested = requested
         for topic in request.forgotten_topics_data:
             for index in topic.partitions:
                 self.partitions.pop((topic.topic, topic.topic_id, index), None)
 
     def changes(self, answers: list[tuple[Key, PartitionData]]) -> list[tuple[Key, PartitionData]]:
         """Those of the answers that the client does not know yet."""
-        told = []
+        changed = []
         for key, data in answers:
             cached = self.partitions.get(key)
-            if cached is None or not cached.must_tell(data):
+            if cached is None or not cached.has_news(data):
                 continue
-            told.append((key, data))
+            changed.append((key, data))
             if data.records:
                 self.partitions.move_to_end(key)
-        return told
+        return changed
 
 
-def asked(topics: Iterable[FetchTopic]) -> Iterable[tuple[Key, FetchPartition]]:
+def requested_partitions(topics: Iterable[FetchTopic]) -> Iterable[tuple[Key, FetchPartition]]:
     for topic in topics:
-        for ask in topic.partitions:
-            yield (topic.topic, topic.topic_id, ask.partition), ask
+        for requested in topic.partitions:
+            yield (topic.topic, topic.topic_id, requested.partition), requested
 
 
 class FetchSessions:
@@ -123,7 +123,9 @@ class FetchSessions:
         if not any(topic.partitions for topic in request.topics) or not self._may_add(now_s):
             return None
         session = Session(self._new_id(), uses_ids)
-        session.partitions.update((key, CachedPartition(ask)) for key, ask in asked(request.topics))
+        session.partitions.update(
+            (key, CachedPartition(requested)) for key, requested in requested_partitions(request.topics)
+        )
         session.last_used_s = now_s
         self._sessions[session.id] = session
         return session
@@ -156,7 +158,7 @@ def uses_topic_ids(version: int) -> bool:
 # --- The fetches under way: their sessions, and those that wait for records ---
 FEW = 8  # partitions that fit into one answer anyway
 
-Ask = TypeVar("Ask")
+Item = TypeVar("Item")
 
 
 class Fetches:
@@ -165,12 +167,12 @@ class Fetches:
         self.waiting: dict[Fetch, None] = {}
         self._turn = 0
 
-    def in_turn(self, asks: list[Ask]) -> list[Ask]:
+    def in_turn(self, items: list[Item]) -> list[Item]:
         """Another partition first each time: an answer is limited in size, and no partition shall starve."""
-        if len(asks) < FEW:
-            return asks
-        self._turn = (self._turn + 1) % len(asks)
-        return asks[self._turn :] + asks[: self._turn]
+        if len(items) < FEW:
+            return items
+        self._turn = (self._turn + 1) % len(items)
+        return items[self._turn :] + items[: self._turn]
 
     def answer_all(self) -> None:
         """Completes all that wait: the broker stops."""

@@ -1,6 +1,6 @@
 """Prometheus metrics of the broker, and the HTTP port that serves them.
 
-Numbers are collected when somebody asks, on the broker's own event loop and in turns with other requests: there are no
+Numbers are collected for each request, on the broker's own event loop and in turns with other requests: there are no
 locks and no second thread that would take the interpreter from the first. How many series there are is bounded, however
 many partitions and groups there are; where a choice has to be made, those that lag most are shown.
 """

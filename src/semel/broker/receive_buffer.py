@@ -23,7 +23,7 @@ class FrameSizeError(Exception):
 
 
 class SharedBuffer:
-    """Where the connections of one event loop read to, in turns: asked for, read into and emptied without a pause."""
+    """Where the connections of one event loop read to, in turns: taken, read into and emptied without a pause."""
 
     __slots__ = ("data", "spare", "view")
 
@@ -105,7 +105,7 @@ class ReceiveBuffer:
         self._own = None
         self._start = self._end = 0
         if len(own) <= SPARE_BYTES:
-            self._shared.spare = own  # nobody asks for it before the frame was worked on
+            self._shared.spare = own  # nobody takes it before the frame was handled
         return memoryview(own)[4 : self._own_size]
 
     def _move_out(self, at: int, held: int, size: int) -> None:

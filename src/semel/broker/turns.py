@@ -1,6 +1,6 @@
 """Work of a handler in pieces: other connections are served in between.
 
-What a request asks for may be a hundred thousand things. A handler that goes through them in turns is a coroutine that
+A request may name a hundred thousand things. A handler that goes through them in turns is a coroutine that
 waits only if it takes long; until then it costs no task (see `eager`).
 """
 

@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
         import confluent_kafka  # noqa: F401 (the checker's client)
     except ImportError:
         raise UsageError("the checker reads through confluent-kafka: pip install 'semel[prove]'") from None
-    from semel.prove.command import Wish, WishError, main
+    from semel.prove.command import CampaignOptionError, CampaignOptions, main
 
-    wish = Wish(
+    options = CampaignOptions(
         workloads=tuple(args.workload or ()),
         app=args.app,
         expected=args.expected,
@@ -109,6 +109,6 @@ def run(args: argparse.Namespace) -> int:
         delete_topics=True if args.delete_topics else False if args.keep_topics else None,
     )
     try:
-        return main(wish)
-    except WishError as error:
+        return main(options)
+    except CampaignOptionError as error:
         raise UsageError(str(error)) from error

@@ -26,7 +26,7 @@ from semel.patterns.process import Output, Processor, Stats
 _telling = threading.Lock()
 
 
-def tell(event: str, **facts: Any) -> None:
+def send_event(event: str, **facts: Any) -> None:
     """One line on stdout."""
     with _telling:
         print(json.dumps({"event": event, "at_s": time.time(), **facts}), flush=True)
@@ -66,7 +66,7 @@ class SparkProgram:
         from semel import faults
 
         self._job = job
-        self.gate = Gate(GUARANTEES, tell)
+        self.gate = Gate(GUARANTEES, send_event)
         faults.install(self.gate)
         self._spark = semel.spark_session("semel demo", master="local[2]", **SETTINGS)
         self._spark.sparkContext.setLogLevel("OFF")
@@ -88,7 +88,7 @@ class SparkProgram:
                 return
             except Exception as error:
                 self._failures += 1
-                tell("query_failed", guarantee=guarantee, error=f"{_first_cause(error)}{error}"[:ERROR_CHARS])
+                send_event("query_failed", guarantee=guarantee, error=f"{_first_cause(error)}{error}"[:ERROR_CHARS])
                 if self._failures > RESTARTS_MAX:
                     os._exit(1)
                 time.sleep(0.3)
@@ -104,7 +104,7 @@ class SparkProgram:
             dead_letter_topic=topics.rejected,
             bad_column="reason",
             guarantee=guarantee,
-            on_batch=lambda report: tell("batch", guarantee=guarantee, **report._asdict()),
+            on_batch=lambda report: send_event("batch", guarantee=guarantee, **report._asdict()),
         )
         source = {"kafka.bootstrap.servers": self._job["brokers"], "subscribe": topics.source}
         rows = self._spark.readStream.format("semel").options(startingOffsets="earliest", **source).load()
@@ -120,7 +120,7 @@ class SparkProgram:
             try:
                 sink(df, batch_id)
             except Exception as error:
-                tell("batch_failed", guarantee=guarantee, error=str(error)[:ERROR_CHARS])
+                send_event("batch_failed", guarantee=guarantee, error=str(error)[:ERROR_CHARS])
                 raise RuntimeError(str(error)[:ERROR_CHARS]) from None
             self.gate.hit(RETURNED)
             self.gate.count(guarantee)
@@ -183,7 +183,7 @@ class Loop:
     def _after_commit(self, stats: Stats) -> None:
         self._began_s = None
         rows, self._settled = stats.records_in - self._settled, stats.records_in
-        tell("batch", guarantee=self._guarantee, batch_id=stats.commits, rows=rows, verdict="write")
+        send_event("batch", guarantee=self._guarantee, batch_id=stats.commits, rows=rows, verdict="write")
         self._gate.hit(self._committed)
         self._gate.count(self._guarantee)
 
@@ -192,14 +192,14 @@ class Loop:
         try:
             self.processor.run()
         except Exception as error:
-            tell("query_failed", guarantee=self._guarantee, error=str(error)[:1_000])
+            send_event("query_failed", guarantee=self._guarantee, error=str(error)[:1_000])
             os._exit(1)
 
 
 class LoopProgram:
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
-        self.gate = Gate(GUARANTEES, tell)
+        self.gate = Gate(GUARANTEES, send_event)
         workload = WORKLOADS[job["workload"]]
         self._topics = {g: DemoTopics.of(job["prefix"], g) for g in GUARANTEES}
         self._loops = [Loop(workload, self._topics[g], g, job["brokers"], self.gate) for g in GUARANTEES]
@@ -235,19 +235,19 @@ def is_drained(brokers: str, admin: Admin, topics: DemoTopics) -> bool:
 # --- running a program ---
 def play(program: SparkProgram | LoopProgram) -> None:
     """Runs the program to its end, and obeys meanwhile."""
-    tell("started")
-    threading.Thread(target=obey, args=(program.gate, program.finish), daemon=True).start()
+    send_event("started")
+    threading.Thread(target=follow_commands, args=(program.gate, program.finish), daemon=True).start()
     threads = [threading.Thread(target=pipeline) for pipeline in program.pipelines()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    tell("finished")
+    send_event("finished")
     sys.stdout.flush()
     os._exit(0)  # Spark's own good-bye takes seconds, and nothing is left to lose
 
 
-def obey(gate: Gate, finish: Callable[[], None]) -> None:
+def follow_commands(gate: Gate, finish: Callable[[], None]) -> None:
     """Commands from stdin: `arm FAULT NTH`, `open`, `finish`. When stdin ends, so does the program."""
     for line in sys.stdin:
         word, *rest = line.split()

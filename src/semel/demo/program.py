@@ -43,7 +43,7 @@ FAULTS = (
 
 
 # --- inside the program that will be killed ---
-Tell = Callable[..., None]
+ReportEvent = Callable[..., None]
 
 
 class Gate(Injector):
@@ -55,9 +55,9 @@ class Gate(Injector):
     reaches. It is held at the fault's point once it has finished so many batches since the arming.
     """
 
-    def __init__(self, guarantees: tuple[str, ...], tell: Tell) -> None:
+    def __init__(self, guarantees: tuple[str, ...], report: ReportEvent) -> None:
         self._guarantees = guarantees
-        self._tell = tell
+        self._report = report
         self._changed = threading.Condition()
         self._points: dict[str, str] = {}
         self._after = 0
@@ -96,9 +96,9 @@ class Gate(Injector):
     def _hold(self, guarantee: str, point: str) -> None:
         armed = self._points
         self._held.add(guarantee)
-        self._tell("held", guarantee=guarantee, point=point)
+        self._report("held", guarantee=guarantee, point=point)
         if len(self._held) == len(self._guarantees):
-            self._tell("all_held")
+            self._report("all_held")
         self._changed.wait_for(lambda: self._points is not armed)
 
 

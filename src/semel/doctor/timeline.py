@@ -1,6 +1,6 @@
 """One transaction step by step, with the numbers of the figure in KIP-98.
 
-Two sources tell about it. Semel's broker keeps the last steps of an id as events. Every broker keeps the decisions of
+It has two sources. Semel's broker keeps the last steps of an id as events. Every broker keeps the decisions of
 its coordinator as records of `__transaction_state`, until compaction takes the older ones; and each partition has the
 transaction's records and its marker.
 """

@@ -145,7 +145,7 @@ class Process:
     # --- what is done to it ---
 
     def terminate(self, timeout_s: float = 30) -> int:
-        """Asks it to end (SIGTERM) and waits; the exit code. Kills it, and says so, if it does not."""
+        """Sends SIGTERM and waits; the exit code. Kills it, and says so, if it does not."""
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # a frozen process does not see the request otherwise
         try:

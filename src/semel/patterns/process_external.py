@@ -133,16 +133,16 @@ class ExternalMode(Mode):
         )
 
     def _tell_group(self, offsets: dict[TopicPartition, int]) -> None:
-        def told(_: object, error: KafkaError | None) -> None:
+        def on_committed(_: object, error: KafkaError | None) -> None:
             if error is not None:
                 log.debug("the group does not have the offsets yet: %s", error)
 
         try:
             self.consumer.commit_async(
-                {partition: OffsetAndMetadata(offset) for partition, offset in offsets.items()}, told
+                {partition: OffsetAndMetadata(offset) for partition, offset in offsets.items()}, on_committed
             )
         except KafkaError as error:
-            told(None, error)
+            on_committed(None, error)
 
     # -- after an error ------------------------------------------------------------------------------------------------
     def _rewind(self) -> None:

@@ -185,9 +185,9 @@ class Changelog:
                 stores[place.partition].advance({}, max(stores[place.partition].offset, left.pop(place)))
                 consumer.pause(place)
             if left:
-                self._check_patience(left, stores, began_s, progress_s, is_stopping)
+                self._check_progress(left, stores, began_s, progress_s, is_stopping)
 
-    def _check_patience(
+    def _check_progress(
         self,
         left: Mapping[TopicPartition, int],
         stores: Mapping[int, StateStore],

@@ -178,7 +178,7 @@ class Orchestrate:
 
 
 class SagaOrchestrator(Processor):
-    """The orchestrator's loop. It tells its partitions the time, and refuses sagas whose steps it does not have."""
+    """The orchestrator's loop. It writes the time to its partitions, and refuses sagas whose steps it does not have."""
 
     def __init__(self, sagas: Sagas, table: SagaTable, tick_ms: int, source: list[str], **options: Any) -> None:
         super().__init__(source, None, **options)

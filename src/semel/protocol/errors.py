@@ -1,4 +1,4 @@
-"""Kafka's error codes, each with the recovery it asks for. The one place where errors are sorted."""
+"""Kafka's error codes, each with its recovery. The one place where errors are sorted."""
 
 from __future__ import annotations
 

@@ -200,10 +200,10 @@ def _windows(data: Bytes, at: Int64s, width: int) -> Bytes:
 
 def _plausible(reader: VarintReader, bodies: Bodies, at: Int64s, batches: Int64s) -> npt.NDArray[np.intp]:
     """Which of the positions have a record that is followed by one with the next offset, or by the end of the batch."""
-    sizes, offsets = _glance(reader, at)
+    sizes, offsets = _peek(reader, at)
     follower, ends = at + sizes, bodies.ends[batches]
     rows = np.flatnonzero((sizes > 0) & (follower < ends))
-    sizes_after, offsets_after = _glance(reader, follower[rows])
+    sizes_after, offsets_after = _peek(reader, follower[rows])
     rises = offsets_after - offsets[rows]
     batches = batches[rows]
     gaps = (bodies.last_offset_deltas[batches] + 1) // bodies.record_counts[batches]  # 1, unless compacted
@@ -211,7 +211,7 @@ def _plausible(reader: VarintReader, bodies: Bodies, at: Int64s, batches: Int64s
     return np.concatenate([rows[good], np.flatnonzero((sizes > 0) & (follower == ends))])
 
 
-def _glance(reader: VarintReader, at: Int64s) -> tuple[Int64s, Int64s]:
+def _peek(reader: VarintReader, at: Int64s) -> tuple[Int64s, Int64s]:
     """(sizes, offset deltas) of what may be records. The size is 0 where there can't be one, or where it is long."""
     pairs = reader.pairs(at)
     sizes = SHORT_RECORD_SIZES.take(pairs)

@@ -1,4 +1,4 @@
-"""Plays a schedule: feeds, inflicts, waits until the pipeline has caught up, checks, and tells, round by round."""
+"""Plays a schedule: feeds, inflicts, waits until the pipeline has caught up, checks, and reports, round by round."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run(
     prefix: str,
     result: CampaignResult,
     *,
-    tell: Tell,
+    on_round: Tell,
     say: Say,
     stop_at_violation: bool,
 ) -> None:
@@ -106,7 +106,7 @@ def run(
                 is_last = round_number == len(scene.rounds) - 1
                 done = play.round(round_number, round_, is_last)
                 result.rounds.append(done)
-                tell(done)
+                on_round(done)
                 if done.violations:
                     break  # what follows would only find the same records again
             result.never_fired += play.unfired

@@ -1,4 +1,4 @@
-"""What `semel prove` does: plan or load a schedule, play it, tell, clean up."""
+"""What `semel prove` does: plan or load a schedule, play it, report, clean up."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ SHOWN_VIOLATIONS = 10
 SHOWN_FAULTS = 3
 
 
-class WishError(Exception):
+class CampaignOptionError(Exception):
     """The options do not make sense."""
 
 
-class Wish(NamedTuple):
+class CampaignOptions(NamedTuple):
     """The command line."""
 
     workloads: tuple[str, ...] = ()
@@ -115,48 +115,50 @@ class Wish(NamedTuple):
     delete_topics: bool | None = None
 
 
-def main(wish: Wish) -> int:
+def main(options: CampaignOptions) -> int:
     """The exit code."""
-    if wish.only_list:
+    if options.only_list:
         _list()
         return KEPT
-    schedule = schedule_of(wish)
-    told = Teller(sys.stderr if wish.as_json else sys.stdout, sum(len(scene.rounds) for scene in schedule.scenes))
-    path = Path(wish.save or wish.replay or f"semel-prove-{schedule.seed}.json")
+    schedule = schedule_of(options)
+    output = CampaignOutput(
+        sys.stderr if options.as_json else sys.stdout, sum(len(scene.rounds) for scene in schedule.scenes)
+    )
+    path = Path(options.save or options.replay or f"semel-prove-{schedule.seed}.json")
     schedule.save(path)
-    told.begin(schedule, path)
+    output.begin(schedule, path)
     result = CampaignResult()
-    code = _campaign(wish, schedule, told, result)
-    told.end(result, code, path)
-    if wish.as_json:
+    code = _campaign(options, schedule, output, result)
+    output.end(result, code, path)
+    if options.as_json:
         sys.stdout.write(msgspec.json.encode(summary(result, schedule, code)).decode() + "\n")
     return code
 
 
-def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResult) -> int:
+def _campaign(options: CampaignOptions, schedule: Schedule, output: CampaignOutput, result: CampaignResult) -> int:
     """Plays it on a stage of its own, and leaves nothing running, whatever happens."""
-    prefix = wish.prefix or f"semel-prove-{uuid.uuid4().hex[:8]}"
+    prefix = options.prefix or f"semel-prove-{uuid.uuid4().hex[:8]}"
     stage, others = None, None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         patch = Patch(str(checkout.ROOT), MUTANTS, schedule.mutant) if schedule.mutant else None
-        stage = Stage(wish.brokers, patch, tuple(schedule.settings), schedule.nodes or None)
+        stage = Stage(options.brokers, patch, tuple(schedule.settings), schedule.nodes or None)
         others = _topics(stage.direct, prefix)
         stops = bool(schedule.mutant)
-        play(stage, schedule, prefix, result, tell=told.round, say=told.say, stop_at_violation=stops)
+        play(stage, schedule, prefix, result, on_round=output.round, say=output.say, stop_at_violation=stops)
         return _code(result)
     except (StageError, CheckerError, NodesError) as error:
         result.error = str(error)
-        told.say(f"could not run: {error}")
+        output.say(f"could not run: {error}")
         return COULD_NOT_RUN
     except KeyboardInterrupt:
-        told.say("interrupted: its processes are stopped")
+        output.say("interrupted: its processes are stopped")
         return INTERRUPTED
     finally:
-        told.hush()
+        output.hide_bar()
         if stage is not None:
             stage.clear()
-            _clean_up(stage, wish, prefix, others, told)
+            _clean_up(stage, options, prefix, others, output)
 
 
 def _code(result: CampaignResult) -> int:
@@ -166,58 +168,60 @@ def _code(result: CampaignResult) -> int:
 
 
 # --- what is to be played ---
-def schedule_of(wish: Wish) -> Schedule:
+def schedule_of(options: CampaignOptions) -> Schedule:
     """Loaded, or planned from the seed."""
-    if wish.replay:
+    if options.replay:
         try:
-            schedule = load_schedule(Path(wish.replay))
+            schedule = load_schedule(Path(options.replay))
         except ScheduleError as error:
-            raise WishError(str(error)) from error
-        _check_replay(schedule, wish)
+            raise CampaignOptionError(str(error)) from error
+        _check_replay(schedule, options)
         return schedule
-    if wish.nodes is not None and (wish.brokers is not None or wish.nodes < 2):
-        raise WishError("--nodes starts a cluster of its own, of 2 nodes or more; leave --brokers out")
-    if wish.settings and wish.brokers is not None:
-        raise WishError("--set is for a broker of one's own; leave --brokers out")
-    if wish.rounds < 1 or (wish.faults_per_round is not None and wish.faults_per_round < 1):
-        raise WishError("--rounds and --faults-per-round must be at least 1")
-    seed = random.SystemRandom().randrange(1, 1 << 31) if wish.seed is None else wish.seed
-    if wish.mutant:
-        return _hunt(wish, seed)
-    workloads = _workloads(wish)
+    if options.nodes is not None and (options.brokers is not None or options.nodes < 2):
+        raise CampaignOptionError("--nodes starts a cluster of its own, of 2 nodes or more; leave --brokers out")
+    if options.settings and options.brokers is not None:
+        raise CampaignOptionError("--set is for a broker of one's own; leave --brokers out")
+    if options.rounds < 1 or (options.faults_per_round is not None and options.faults_per_round < 1):
+        raise CampaignOptionError("--rounds and --faults-per-round must be at least 1")
+    seed = random.SystemRandom().randrange(1, 1 << 31) if options.seed is None else options.seed
+    if options.mutant:
+        return _mutant_schedule(options, seed)
+    workloads = _workloads(options)
     return plan(
         seed,
         workloads,
-        wish.guarantee,
-        wish.rounds,
-        own_broker=wish.brokers is None and not wish.nodes,
-        per_round=wish.faults_per_round,
-        options=_options(wish),
-        settings=wish.settings,
-        nodes=wish.nodes or 0,
+        options.guarantee,
+        options.rounds,
+        own_broker=options.brokers is None and not options.nodes,
+        per_round=options.faults_per_round,
+        options=_options(options),
+        settings=options.settings,
+        nodes=options.nodes or 0,
     )
 
 
-def _check_replay(schedule: Schedule, wish: Wish) -> None:
+def _check_replay(schedule: Schedule, options: CampaignOptions) -> None:
     if schedule.mutant:
         _mutants()
     unknown = sorted({scene.workload for scene in schedule.scenes} - set(WORKLOADS))
     if unknown:
-        raise WishError(f"{wish.replay} has workloads that are not there: {', '.join(unknown)}")
+        raise CampaignOptionError(f"{options.replay} has workloads that are not there: {', '.join(unknown)}")
     faults = [fault for scene in schedule.scenes for round_ in scene.rounds for fault in round_.faults]
-    if wish.brokers is not None and any(fault.target in (BROKER, NODE) for fault in faults):
-        raise WishError(
-            f"{wish.replay} kills the broker, which is done to a broker of one's own only; leave --brokers out"
+    if options.brokers is not None and any(fault.target in (BROKER, NODE) for fault in faults):
+        raise CampaignOptionError(
+            f"{options.replay} kills the broker, which is done to a broker of one's own only; leave --brokers out"
         )
 
 
-def _hunt(wish: Wish, seed: int) -> Schedule:
+def _mutant_schedule(options: CampaignOptions, seed: int) -> Schedule:
     mutants = _mutants()
-    if wish.mutant not in mutants.HUNTS:
-        raise WishError(f"there is no mutant {wish.mutant!r}; the mutants are {', '.join(sorted(mutants.HUNTS))}")
-    if wish.brokers is not None or wish.nodes is not None:
-        raise WishError("a mutant is looked for with a broker of one's own; leave --brokers out, and --nodes")
-    schedule: Schedule = mutants.plan_hunt(seed, wish.mutant, wish.rounds)
+    if options.mutant not in mutants.HUNTS:
+        raise CampaignOptionError(
+            f"there is no mutant {options.mutant!r}; the mutants are {', '.join(sorted(mutants.HUNTS))}"
+        )
+    if options.brokers is not None or options.nodes is not None:
+        raise CampaignOptionError("a mutant is looked for with a broker of one's own; leave --brokers out, and --nodes")
+    schedule: Schedule = mutants.plan_hunt(seed, options.mutant, options.rounds)
     return schedule
 
 
@@ -225,60 +229,62 @@ def _mutants() -> ModuleType:
     """The deliberate bugs: only a checkout has them."""
     module = checkout.module(MUTANTS)
     if module is None:
-        raise WishError("deliberate bugs are not installed with semel: --mutant works in a checkout only")
+        raise CampaignOptionError("deliberate bugs are not installed with semel: --mutant works in a checkout only")
     return module
 
 
-def _workloads(wish: Wish) -> list[str]:
-    if wish.app is not None:
-        if wish.workloads:
-            raise WishError("--app is a workload of its own; leave --workload out")
+def _workloads(options: CampaignOptions) -> list[str]:
+    if options.app is not None:
+        if options.workloads:
+            raise CampaignOptionError("--app is a workload of its own; leave --workload out")
         return ["app"]
-    named = list(wish.workloads) or ["loop"]
+    named = list(options.workloads) or ["loop"]
     known = [name for name in WORKLOADS if name != "app"]
     if named == ["all"]:
-        return [name for name in known if wish.guarantee in WORKLOADS[name].guarantees]
+        return [name for name in known if options.guarantee in WORKLOADS[name].guarantees]
     for name in named:
         if name not in known:
-            raise WishError(f"there is no workload {name!r}; there are {', '.join(known)} and all (yours: --app)")
-        if wish.guarantee not in WORKLOADS[name].guarantees:
-            raise WishError(f"workload {name} runs with {', '.join(WORKLOADS[name].guarantees)} only")
+            raise CampaignOptionError(
+                f"there is no workload {name!r}; there are {', '.join(known)} and all (yours: --app)"
+            )
+        if options.guarantee not in WORKLOADS[name].guarantees:
+            raise CampaignOptionError(f"workload {name} runs with {', '.join(WORKLOADS[name].guarantees)} only")
     return named
 
 
-def _options(wish: Wish) -> dict[str, str]:
+def _options(options: CampaignOptions) -> dict[str, str]:
     """The options of the workload."""
-    limit = {} if wish.stuck_after_s is None else {"stuck_after_s": str(wish.stuck_after_s)}
-    if wish.app is None:
+    limit = {} if options.stuck_after_s is None else {"stuck_after_s": str(options.stuck_after_s)}
+    if options.app is None:
         return limit
-    expected = wish.expected or expectation_name(wish.app)
+    expected = options.expected or expectation_name(options.app)
     try:
-        load_function(wish.app)
+        load_function(options.app)
         load_function(expected)
     except AppError as error:
-        raise WishError(str(error)) from error
-    return {**limit, "app": wish.app, "expected": expected}
+        raise CampaignOptionError(str(error)) from error
+    return {**limit, "app": options.app, "expected": expected}
 
 
 # --- output for people and for programs ---
-class Teller:
+class CampaignOutput:
     def __init__(self, out: Any, rounds: int) -> None:
         self._out = out
         self._rounds = rounds
-        self._told = 0
+        self._shown = 0
         self._bar = ProgressBar("proving", rounds, "rounds")
 
     def say(self, line: str) -> None:
         """A line that stays, above the bar."""
         self._bar.hide()
         print(line, file=self._out, flush=True)
-        if self._told < self._rounds:
-            self._bar.show(self._told, now=True)
+        if self._shown < self._rounds:
+            self._bar.show(self._shown, now=True)
 
-    def hush(self) -> None:
+    def hide_bar(self) -> None:
         """No bar any more: what follows are results, or a question."""
         self._bar.hide()
-        self._rounds = self._told
+        self._rounds = self._shown
 
     def begin(self, schedule: Schedule, path: Path) -> None:
         names = ", ".join(dict.fromkeys(f"{scene.workload} {scene.guarantee}" for scene in schedule.scenes))
@@ -288,14 +294,14 @@ class Teller:
             self.say(f"deliberate bug: {_mutants().MUTANTS[schedule.mutant].__doc__}")
 
     def round(self, result: RoundResult) -> None:
-        self._told += 1
+        self._shown += 1
         shown = "; ".join(str(fault) for fault in result.fired[:SHOWN_FAULTS])
         more = len(result.fired) - SHOWN_FAULTS
         shown += f"; {more} more" if more > 0 else ""
         price = "".join(f", {count} {kind}" for kind, count in result.allowed.items())
         verdict = "VIOLATED" if result.violations else "ok"
         self.say(
-            f"{self._told:>4}/{self._rounds} {result.workload:<22}{verdict:<9}{result.took_s:5.1f} s "
+            f"{self._shown:>4}/{self._rounds} {result.workload:<22}{verdict:<9}{result.took_s:5.1f} s "
             f"{len(result.fired):>3} faults, {result.records} records{price}  ({shown})"
         )
         for violation in result.violations[:SHOWN_VIOLATIONS]:
@@ -357,16 +363,18 @@ def _list() -> None:
 
 
 # --- cleaning up ---
-def _clean_up(stage: Stage, wish: Wish, prefix: str, others: list[str] | None, told: Teller) -> None:
+def _clean_up(
+    stage: Stage, options: CampaignOptions, prefix: str, others: list[str] | None, output: CampaignOutput
+) -> None:
     """A broker of our own goes with its data. On somebody else's cluster only what is surely ours is deleted.
 
     `others`: topics with our prefix that were there before us; None if nobody knows, and then nothing was made.
     """
     try:
-        if wish.brokers is not None and others is not None:
-            _leave_cluster(stage.direct, wish, prefix, others, told)
+        if options.brokers is not None and others is not None:
+            _leave_cluster(stage.direct, options, prefix, others, output)
     except CheckerError as error:
-        told.say(f"left behind on {wish.brokers}: topics that begin with {prefix} ({error})")
+        output.say(f"left behind on {options.brokers}: topics that begin with {prefix} ({error})")
     finally:
         stage.close()
 
@@ -375,20 +383,24 @@ def _topics(brokers: str, prefix: str) -> list[str]:
     return topics_like(brokers, prefix + ".") + topics_like(brokers, prefix + "-")
 
 
-def _leave_cluster(brokers: str, wish: Wish, prefix: str, others: list[str], told: Teller) -> None:
+def _leave_cluster(
+    brokers: str, options: CampaignOptions, prefix: str, others: list[str], output: CampaignOutput
+) -> None:
     topics = [topic for topic in _topics(brokers, prefix) if topic not in others]
     if not topics:
         return
-    if _may_delete(wish, topics):
+    if _may_delete(options, topics):
         delete_topics(brokers, topics)
-        told.say(f"deleted {len(topics)} topics that this run made; its groups expire by themselves")
+        output.say(f"deleted {len(topics)} topics that this run made; its groups expire by themselves")
     else:
-        told.say(f"left behind on {brokers}: topics {', '.join(topics)}, and consumer groups that begin with {prefix}")
+        output.say(
+            f"left behind on {brokers}: topics {', '.join(topics)}, and consumer groups that begin with {prefix}"
+        )
 
 
-def _may_delete(wish: Wish, topics: list[str]) -> bool:
-    if wish.delete_topics is not None:
-        return wish.delete_topics
+def _may_delete(options: CampaignOptions, topics: list[str]) -> bool:
+    if options.delete_topics is not None:
+        return options.delete_topics
     if not all(stream and stream.isatty() for stream in (sys.stdin, sys.stderr)):  # None: it is closed
         return False
     sys.stderr.write(f"delete the {len(topics)} topics that this run made ({topics[0]}, ...)? [y/N] ")

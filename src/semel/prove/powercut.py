@@ -110,7 +110,7 @@ class _Model:
             getattr(self, f"_{event}")(*details)
 
     def keep_some_names(self, luck: random.Random) -> None:
-        """Names that were changed before a random moment survive although no sync asked for it."""
+        """Names that were changed before a random moment survive although no sync included them."""
         moment = max(0, self._number + 1 - int(luck.expovariate(1 / 40)))  # most often among the last few
         folders = [self.root]
         for folder in folders:

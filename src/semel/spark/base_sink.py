@@ -176,9 +176,9 @@ def for_spark(error: Exception, batch_id: int) -> Exception:
     error.__cause__ = Reason(reason)
     if short == str(error) and not overflows_spark(error):
         return error
-    told = SinkError(f"{short}\n{reason}")
-    told.__cause__ = Reason(reason)
-    return told
+    failure = SinkError(f"{short}\n{reason}")
+    failure.__cause__ = Reason(reason)
+    return failure
 
 
 class BatchReport(NamedTuple):
@@ -235,10 +235,10 @@ class BaseSink(ABC):
             self._counters.last_batch = (batch_id, time.monotonic() - started_s)
         except Exception as error:
             self._counters.errors += 1
-            told = for_spark(error, batch_id)
-            if told is error:
+            failure = for_spark(error, batch_id)
+            if failure is error:
                 raise
-            raise told from told.__cause__
+            raise failure from failure.__cause__
         finally:
             self._lock.release()
 

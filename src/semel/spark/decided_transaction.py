@@ -237,9 +237,9 @@ class DecidedTransaction(PostgresTransaction):
     # --- decide ---
     def decide(self, batch: MicroBatch, is_stateful: Callable[[], bool], cause: str = "") -> bool:
         if self.generation is None:
-            self._patiently("reading the ledger", self._read_ledger)
+            self._retried("reading the ledger", self._read_ledger)
             self.is_written(batch, is_stateful, cause)  # a query that is refused takes nothing from anybody
-            self._patiently("taking over the application id", lambda connection: self._own(connection, batch))
+            self._retried("taking over the application id", lambda connection: self._own(connection, batch))
             self._finish_decided()
             self._compare_ledgers()
         return super().decide(batch, is_stateful, cause)
@@ -354,7 +354,7 @@ class DecidedTransaction(PostgresTransaction):
             self._hold(connection)
             finish(connection, self.options.schema, self.options.application_id)
 
-        self._patiently("finishing a decided batch", work)
+        self._retried("finishing a decided batch", work)
         self._may_be_decided = False
 
     # --- when it did not work ---
@@ -377,7 +377,7 @@ class DecidedTransaction(PostgresTransaction):
     # --- what is decided ---
     def _finish_decided(self) -> None:
         """Brings what is decided to its end. After that nothing is open, and the transactional id is this driver's."""
-        decided = self._patiently("reading what is decided", self._read_decided)
+        decided = self._retried("reading what is decided", self._read_decided)
         is_committed = self._own_topics(decided)
         for _ in range(COPY_ATTEMPTS):
             if decided is None or is_committed:
@@ -438,7 +438,7 @@ class DecidedTransaction(PostgresTransaction):
         self.two_phase = True
         if kept is not None:
             # A driver that replaced this one meanwhile may have decided about what is open.
-            self._patiently("looking for a new owner", self._hold)
+            self._retried("looking for a new owner", self._hold)
             is_decided = decided is not None and kept == decided.identity
             if is_decided and decided is not None and self._added(decided, owner):
                 raise self._lost(decided)

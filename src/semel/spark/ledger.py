@@ -128,7 +128,7 @@ class LedgerDecision(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """What Spark asks to be written."""
+    """What Spark wants to be written."""
 
     query_id: str
     batch_id: int

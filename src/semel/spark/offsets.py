@@ -4,7 +4,7 @@ The ids say which topic of that name is meant: one that is deleted and created a
 one say nothing about it. Offsets without ids (of earlier versions, of Spark's own source) are taken as they are.
 
 The first end offset of a query carries the start that was resolved for it under "$start" (no topic can have that name).
-Spark does not log the start of batch 0 and asks for it again after a crash; "latest" would be another place by then.
+Spark does not log the start of batch 0 and requests it again after a crash; "latest" would be another place by then.
 
 Ranges of offsets are what a micro-batch reads; how they are shared among tasks is pure arithmetic.
 """

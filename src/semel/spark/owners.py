@@ -125,7 +125,7 @@ class DriverState:
         new.write_text(json.dumps({"producer_id": producer_id, "epoch": epoch, "generation": generation}))
         new.replace(self._path)
 
-    def recall(self) -> TransactionHandle | None:
+    def last_handle(self) -> TransactionHandle | None:
         """The transaction that was begun last, or None for an application that has begun none."""
         try:
             found = json.loads(self._path.read_text()) if self._path else None

@@ -169,10 +169,10 @@ class PostgresTransaction(LedgerRule, Closing):
 
         The first time, every earlier run is fenced, but only once it is clear that this batch is the next one."""
         if self.generation is None:
-            self._patiently("reading the ledger", self._read_ledger)
+            self._retried("reading the ledger", self._read_ledger)
             if self.is_written(batch, is_stateful, cause):
                 return False
-            self._patiently("taking over the application id", lambda connection: self._own(connection, batch))
+            self._retried("taking over the application id", lambda connection: self._own(connection, batch))
         return not self.is_written(batch, is_stateful, cause)
 
     def _read_ledger(self, connection: Connection[Any]) -> None:
@@ -240,7 +240,7 @@ class PostgresTransaction(LedgerRule, Closing):
                 self._swept(connection)
             return self._describe(connection)
 
-        table = self._patiently("beginning a batch", work)
+        table = self._retried("beginning a batch", work)
         faults.hit("postgres_sink.after_begin")
         return BatchHandle(self._stage(), table)
 
@@ -362,7 +362,7 @@ class PostgresTransaction(LedgerRule, Closing):
             self._hold(connection)
             self._read_ledger(connection)
 
-        self._patiently("reading how a batch ended", work)
+        self._retried("reading how a batch ended", work)
         self._round += 1  # tasks that Spark has not ended yet belong to the round before
         self._sweep_quietly()
         return self.is_written(batch, is_stateful, cause)
@@ -393,7 +393,7 @@ class PostgresTransaction(LedgerRule, Closing):
         if dropped:
             log.info("dropped %d staging tables that attempts had left, such as %s", len(dropped), dropped[0])
 
-    def _patiently(self, what: str, work: Callable[[Connection[Any]], T]) -> T:
+    def _retried(self, what: str, work: Callable[[Connection[Any]], T]) -> T:
         """Work that may run twice: a server that restarts is waited for."""
         deadline, pauses = Deadline(self.options.retry_timeout_ms / 1000), Backoff(50, 1_000)
         while True:

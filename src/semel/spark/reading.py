@@ -64,7 +64,7 @@ class TopicSizes:
     def __init__(self) -> None:
         self._of: dict[str, tuple[float, int]] = {}  # bytes per offset, bytes of the largest batch
 
-    def learn(self, topic: str, found: Needed) -> None:
+    def note(self, topic: str, found: Needed) -> None:
         if found.largest_batch_bytes:
             while len(self._of) >= KEPT_TOPICS:
                 self._of.pop(next(iter(self._of)))
@@ -145,14 +145,14 @@ class RangeReader:
                 yield table
 
     def _answers(self) -> Iterator[tuple[int, PartitionData, memoryview]]:
-        """(offset asked for, answer, the records of it that are needed) until the range is covered."""
+        """(offset requested, response, the records of it that are needed) until the range is covered."""
         waiting: Pending | None = None
         connection: BrokerConnection | None = None
         while self._offset < self.wanted.end:
             try:
                 if waiting is None or connection is None:
                     connection = self._connect()
-                    waiting = self._ask(connection)
+                    waiting = self._send_fetch(connection)
                 with stage(FETCHING):
                     connection.wait(waiting)
                     data = self._answer(waiting)
@@ -166,9 +166,9 @@ class RangeReader:
             if self._offset == start:
                 self._nothing_came(data)
                 continue
-            _sizes.learn(self.wanted.topic, found)
+            _sizes.note(self.wanted.topic, found)
             self._progressed()
-            waiting = self._ask(connection) if self._offset < self.wanted.end else None
+            waiting = self._send_fetch(connection) if self._offset < self.wanted.end else None
             yield start, data, found.records
 
     def _progressed(self) -> None:
@@ -183,7 +183,7 @@ class RangeReader:
         """One attempt: `_recover` decides about others."""
         return self.cluster.connect(Leader(self.wanted.topic, self.wanted.partition), self.cluster.deadline())
 
-    def _ask(self, connection: BrokerConnection) -> Pending:
+    def _send_fetch(self, connection: BrokerConnection) -> Pending:
         r = self.wanted
         most_bytes = _sizes.bytes_for(r.topic, r.end - self._offset, self.fetch_bytes)
         partition = FetchPartition(partition=r.partition, fetch_offset=self._offset, partition_max_bytes=most_bytes)
@@ -260,7 +260,7 @@ class RangeReader:
         """The rest of the range will not come."""
         if self.fail_on_data_loss:
             raise DataLossError(what) from cause
-        log.warning("%s; going on without the rest of the range, as failOnDataLoss=false asks", what)
+        log.warning("%s; going on without the rest of the range, as failOnDataLoss=false says", what)
         self._offset = self.wanted.end
 
     def _cut(self, table: Any) -> Any:

@@ -409,7 +409,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
 
 
 class StreamReader41(StreamReader):
-    """For PySpark 4.1, which asks for the latest offset without saying where the batch starts, and gives no limit.
+    """For PySpark 4.1, which requests the latest offset without saying where the batch starts, and gives no limit.
 
     It reads everything that is there in one batch: maxOffsetsPerTrigger and minOffsetsPerTrigger have no effect.
     """
@@ -420,7 +420,7 @@ class StreamReader41(StreamReader):
         if self.options.max_offsets or self.options.min_offsets:
             log.warning(
                 "PySpark 4.1 gives Python sources no limit per batch: maxOffsetsPerTrigger and minOffsetsPerTrigger "
-                "have no effect; PySpark 4.2 and later obey them"
+                "have no effect; PySpark 4.2 and later apply them"
             )
 
     @cached_property
@@ -435,7 +435,7 @@ class StreamReader41(StreamReader):
         return super().latestOffset(self._seen or self._first, ReadAllAvailable())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        self._seen = end  # also at a restart: Spark tells where the checkpoint ends as an empty range
+        self._seen = end  # also at a restart: Spark gives the end of the checkpoint as an empty range
         return super().partitions(start, end)
 
 

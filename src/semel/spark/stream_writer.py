@@ -103,7 +103,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         plans = [message.plan for message in messages if isinstance(message, StreamMessage)]
-        handle = plans[0].handle if plans else _state(self.options).recall()
+        handle = plans[0].handle if plans else _state(self.options).last_handle()
         if handle is not None:
             with _transaction(self.options) as transaction:
                 transaction.resume(handle, Targets({}), None)

@@ -77,7 +77,7 @@ class TopicOffsets:
         return {name: str(UUID(bytes=bytes(topic_id))) for name, topic_id in found.items() if topic_id != NO_UUID}
 
     def _refresh(self, topics: Iterable[str] | None) -> Metadata:
-        """Asks anew: partitions are added and topics deleted while a query runs."""
+        """Looks again: partitions are added and topics deleted while a query runs."""
         return self._cluster.retry(lambda: self._cluster.refresh(topics), "looking up topics", self._cluster.deadline())
 
     def resolve(self, bound: Bound, partitions: list[TopicPartition], committed: Offsets | None = None) -> Offsets:

@@ -120,7 +120,7 @@ class BatchTransaction(LedgerRule, Closing):
 
     def _refuse_in_use(self, batch: MicroBatch) -> None:
         """Before the first batch of a Spark application. After that the id is ours, or the coordinator knows better."""
-        if self._state is not None and self._state.recall() is not None:
+        if self._state is not None and self._state.last_handle() is not None:
             return
         options, places = self.options, self.targets.places()
         in_use = why_in_use(self.owner.cluster, options.application_id, self.last, batch, places)
@@ -129,7 +129,7 @@ class BatchTransaction(LedgerRule, Closing):
 
     def own(self) -> None:
         """The first time in a Spark application the id is taken over; after that it must still be ours."""
-        known = None if self._state is None else self._state.recall()
+        known = None if self._state is None else self._state.last_handle()
         if known is None:
             self._take_over()
         else:

@@ -141,7 +141,7 @@ class FileCache:
         if handle.fd >= 0:
             return handle.fd
         if len(self._open) >= self._limit:
-            self._make_room()
+            self._close_unused()
         handle.fd = self.files.open(handle.path, create=self._create)
         self._open[handle] = None
         return handle.fd
@@ -174,7 +174,7 @@ class FileCache:
             handle.close_unpinned = False
             self.close(handle)
 
-    def _make_room(self) -> None:
+    def _close_unused(self) -> None:
         """Second chance: passes over files used since the last look; after two rounds the rest is pinned."""
         for _ in range(2 * len(self._open)):
             handle, _ = self._open.popitem(last=False)

@@ -16,7 +16,7 @@ from semel.broker.transactions.states import (
     NO_PARTITIONS,
     NO_PRODUCER_ID,
     NO_TIME,
-    Ask,
+    EventFields,
     Transaction,
     TransactionEvent,
     TxnDecision,
@@ -55,8 +55,8 @@ def txn(state: TxnState, **changes: object) -> Transaction:
     return made._replace(**changes)  # type: ignore[arg-type]
 
 
-def ask(**changes: object) -> Ask:
-    asked = Ask(
+def fields(**changes: object) -> EventFields:
+    asked = EventFields(
         producer_id=PID,
         epoch=EPOCH,
         now_ms=NOW_MS,
@@ -172,31 +172,31 @@ def test_every_pair_has_a_cell_and_nothing_else_has():
 
 @pytest.mark.parametrize(("state", "event"), PAIRS, ids=lambda value: value.name)
 def test_the_owner_gets_what_the_protocol_says(state: TxnState, event: TransactionEvent):
-    assert outcome(decide(txn(state), event, ask())) == OWNER[event][state]
+    assert outcome(decide(txn(state), event, fields())) == OWNER[event][state]
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(SEEN, RETRY_V2)), ids=lambda value: value.name)
 def test_a_retried_v2_end_is_recognised_by_its_epoch(state: TxnState, event: TransactionEvent):
-    assert outcome(decide(txn(state), event, ask(epoch=EPOCH - 1))) == RETRY_V2[event][state]
+    assert outcome(decide(txn(state), event, fields(epoch=EPOCH - 1))) == RETRY_V2[event][state]
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(SEEN, ENDS)), ids=lambda value: value.name)
 @pytest.mark.parametrize("epoch", [EPOCH - 2, EPOCH + 1, NO_EPOCH, MAX_EPOCH])
 def test_no_end_with_a_wrong_epoch_changes_anything(state: TxnState, event: TransactionEvent, epoch: int):
-    assert outcome(decide(txn(state), event, ask(epoch=epoch))) == (E.PRODUCER_FENCED, None)
+    assert outcome(decide(txn(state), event, fields(epoch=epoch))) == (E.PRODUCER_FENCED, None)
 
 
 @pytest.mark.parametrize("state", SEEN, ids=lambda value: value.name)
 @pytest.mark.parametrize("event", [TransactionEvent.ADD, TransactionEvent.VERIFY, *ENDS], ids=lambda value: value.name)
 def test_a_wrong_producer_id_is_an_invalid_mapping(state: TxnState, event: TransactionEvent):
-    assert outcome(decide(txn(state), event, ask(producer_id=1))) == (E.INVALID_PRODUCER_ID_MAPPING, None)
+    assert outcome(decide(txn(state), event, fields(producer_id=1))) == (E.INVALID_PRODUCER_ID_MAPPING, None)
 
 
 @pytest.mark.parametrize("state", SEEN, ids=lambda value: value.name)
 @pytest.mark.parametrize("event", [TransactionEvent.ADD, TransactionEvent.VERIFY], ids=lambda value: value.name)
 @pytest.mark.parametrize("epoch", [EPOCH - 1, EPOCH + 1])
 def test_adding_and_verifying_need_the_epoch(state: TxnState, event: TransactionEvent, epoch: int):
-    assert outcome(decide(txn(state), event, ask(epoch=epoch))) == (E.PRODUCER_FENCED, None)
+    assert outcome(decide(txn(state), event, fields(epoch=epoch))) == (E.PRODUCER_FENCED, None)
 
 
 # --- pending ---
@@ -209,25 +209,25 @@ def test_adding_and_verifying_need_the_epoch(state: TxnState, event: Transaction
     ids=lambda v: v.name,
 )
 def test_while_a_transition_is_pending_everybody_waits(state: TxnState, event: TransactionEvent):
-    assert outcome(decide(txn(state), event, ask(), is_pending=True)) == (E.CONCURRENT_TRANSACTIONS, None)
+    assert outcome(decide(txn(state), event, fields(), is_pending=True)) == (E.CONCURRENT_TRANSACTIONS, None)
 
 
 @pytest.mark.parametrize("event", [TransactionEvent.COMMIT_V1, TransactionEvent.ABORT_V1])
 def test_a_v1_end_asks_who_it_is_before_it_waits(event: TransactionEvent):
-    assert decide(txn(S.ONGOING), event, ask(epoch=3), is_pending=True).error is E.PRODUCER_FENCED
-    assert decide(txn(S.ONGOING), event, ask(producer_id=3), is_pending=True).error is E.INVALID_PRODUCER_ID_MAPPING
+    assert decide(txn(S.ONGOING), event, fields(epoch=3), is_pending=True).error is E.PRODUCER_FENCED
+    assert decide(txn(S.ONGOING), event, fields(producer_id=3), is_pending=True).error is E.INVALID_PRODUCER_ID_MAPPING
 
 
 @pytest.mark.parametrize(
     "event", [TransactionEvent.ADD, TransactionEvent.INIT, TransactionEvent.COMMIT_V2, TransactionEvent.ABORT_V2]
 )
 def test_the_others_wait_before_they_are_asked_who_they_are(event: TransactionEvent):
-    for wrong in (ask(epoch=3), ask(producer_id=3)):
+    for wrong in (fields(epoch=3), fields(producer_id=3)):
         assert decide(txn(S.ONGOING), event, wrong, is_pending=True).error is E.CONCURRENT_TRANSACTIONS
 
 
 def test_verifying_does_not_wait_for_a_pending_transition():
-    assert decide(txn(S.ONGOING), TransactionEvent.VERIFY, ask(), is_pending=True).error is E.NONE
+    assert decide(txn(S.ONGOING), TransactionEvent.VERIFY, fields(), is_pending=True).error is E.NONE
 
 
 # --- InitProducerId ---
@@ -237,63 +237,63 @@ NOBODY = {"producer_id": NO_PRODUCER_ID, "epoch": NO_EPOCH}
 
 def test_the_first_owner_gets_epoch_zero():
     fresh = new_transaction(FRESH_PID, TIMEOUT_MS, NOW_MS)
-    to = decide(fresh, TransactionEvent.INIT, ask(**NOBODY)).to
+    to = decide(fresh, TransactionEvent.INIT, fields(**NOBODY)).to
     assert to is not None
     assert (to.producer_id, to.epoch, to.last_epoch, to.state) == (FRESH_PID, 0, NO_EPOCH, S.EMPTY)
 
 
 def test_a_first_owner_with_an_expectation_gets_epoch_zero_too():
     """Its id expired: it recovers, under another producer id."""
-    to = decide(new_transaction(FRESH_PID, TIMEOUT_MS, NOW_MS), TransactionEvent.INIT, ask()).to
+    to = decide(new_transaction(FRESH_PID, TIMEOUT_MS, NOW_MS), TransactionEvent.INIT, fields()).to
     assert to is not None
     assert (to.producer_id, to.epoch) == (FRESH_PID, 0)
 
 
 @pytest.mark.parametrize("state", sorted(IDLE), ids=lambda value: value.name)
 def test_the_next_owner_gets_the_next_epoch_and_no_retry_of_the_old_one_counts(state: TxnState):
-    to = decide(txn(state), TransactionEvent.INIT, ask(**NOBODY, timeout_ms=5)).to
+    to = decide(txn(state), TransactionEvent.INIT, fields(**NOBODY, timeout_ms=5)).to
     assert to is not None
     assert (to.producer_id, to.epoch, to.last_epoch) == (PID, EPOCH + 1, NO_EPOCH)
     assert (to.timeout_ms, to.partitions, to.started_ms, to.updated_ms) == (5, NO_PARTITIONS, NO_TIME, NOW_MS)
-    assert decide(to, TransactionEvent.INIT, ask()).error is E.PRODUCER_FENCED
+    assert decide(to, TransactionEvent.INIT, fields()).error is E.PRODUCER_FENCED
 
 
 @pytest.mark.parametrize("state", sorted(IDLE), ids=lambda value: value.name)
 def test_a_bump_with_the_expected_epoch_and_its_retries_give_the_same_epoch(state: TxnState):
-    bumped = decide(txn(state), TransactionEvent.INIT, ask()).to
+    bumped = decide(txn(state), TransactionEvent.INIT, fields()).to
     assert bumped is not None
     assert (bumped.epoch, bumped.last_epoch) == (EPOCH + 1, EPOCH)
-    again = decide(bumped, TransactionEvent.INIT, ask()).to
+    again = decide(bumped, TransactionEvent.INIT, fields()).to
     assert again is not None
     assert (again.producer_id, again.epoch, again.last_epoch) == (PID, EPOCH + 1, EPOCH)
-    assert outcome(decide(bumped, TransactionEvent.INIT, ask(epoch=EPOCH - 1))) == (E.PRODUCER_FENCED, None)
+    assert outcome(decide(bumped, TransactionEvent.INIT, fields(epoch=EPOCH - 1))) == (E.PRODUCER_FENCED, None)
 
 
 def test_an_unknown_producer_id_is_fenced():
     for state in SEEN:
-        assert outcome(decide(txn(state), TransactionEvent.INIT, ask(producer_id=1))) == (E.PRODUCER_FENCED, None)
+        assert outcome(decide(txn(state), TransactionEvent.INIT, fields(producer_id=1))) == (E.PRODUCER_FENCED, None)
 
 
 def test_a_new_owner_fences_an_open_transaction_and_must_come_again():
-    decision = decide(txn(S.ONGOING), TransactionEvent.INIT, ask(**NOBODY))
+    decision = decide(txn(S.ONGOING), TransactionEvent.INIT, fields(**NOBODY))
     assert outcome(decision) == (E.CONCURRENT_TRANSACTIONS, S.PREPARE_ABORT)
     assert decision.to is not None
     assert (decision.to.epoch, decision.to.partitions, decision.to.client_version) == (EPOCH + 1, frozenset({A}), 2)
-    done = decide(decision.to, TransactionEvent.MARKERS_WRITTEN, ask()).to
+    done = decide(decision.to, TransactionEvent.MARKERS_WRITTEN, fields()).to
     assert done is not None
-    owner = decide(done, TransactionEvent.INIT, ask(**NOBODY)).to
+    owner = decide(done, TransactionEvent.INIT, fields(**NOBODY)).to
     assert owner is not None
     assert (owner.epoch, owner.last_epoch) == (EPOCH + 2, NO_EPOCH)
 
 
 def test_a_v1_broker_fences_without_a_way_back_for_the_old_owner():
-    to = decide(txn(S.ONGOING), TransactionEvent.INIT, ask(**NOBODY, broker_version=1)).to
+    to = decide(txn(S.ONGOING), TransactionEvent.INIT, fields(**NOBODY, broker_version=1)).to
     assert to is not None
     assert (to.epoch, to.last_epoch, to.client_version) == (EPOCH + 1, NO_EPOCH, 0)
 
 
 def test_a_zombie_cannot_abort_the_new_owners_transaction():
-    assert outcome(decide(txn(S.ONGOING), TransactionEvent.INIT, ask(epoch=EPOCH - 1))) == (E.PRODUCER_FENCED, None)
+    assert outcome(decide(txn(S.ONGOING), TransactionEvent.INIT, fields(epoch=EPOCH - 1))) == (E.PRODUCER_FENCED, None)
 
 
 # --- adding ---
@@ -302,20 +302,20 @@ def test_a_zombie_cannot_abort_the_new_owners_transaction():
 @pytest.mark.parametrize("state", sorted(IDLE), ids=lambda value: value.name)
 @pytest.mark.parametrize("client_version", [0, 2])
 def test_the_first_partition_starts_the_clock(state: TxnState, client_version: int):
-    to = decide(txn(state), TransactionEvent.ADD, ask(client_version=client_version)).to
+    to = decide(txn(state), TransactionEvent.ADD, fields(client_version=client_version)).to
     assert to is not None
     assert (to.state, to.partitions, to.started_ms) == (S.ONGOING, frozenset({A}), NOW_MS)
     assert (to.epoch, to.last_epoch, to.client_version) == (EPOCH, EPOCH - 1, client_version)
 
 
 def test_later_partitions_join_and_leave_the_clock_alone():
-    to = decide(txn(S.ONGOING), TransactionEvent.ADD, ask(partitions=frozenset({A, B}))).to
+    to = decide(txn(S.ONGOING), TransactionEvent.ADD, fields(partitions=frozenset({A, B}))).to
     assert to is not None
     assert (to.partitions, to.started_ms) == (frozenset({A, B}), NOW_MS - 1000)
 
 
 def test_a_partition_that_is_not_in_the_transaction_is_not_verified():
-    decision = decide(txn(S.ONGOING), TransactionEvent.VERIFY, ask(partitions=frozenset({B})))
+    decision = decide(txn(S.ONGOING), TransactionEvent.VERIFY, fields(partitions=frozenset({B})))
     assert outcome(decision) == (E.TRANSACTION_ABORTABLE, None)
 
 
@@ -324,26 +324,26 @@ def test_a_partition_that_is_not_in_the_transaction_is_not_verified():
 
 @pytest.mark.parametrize("event", [TransactionEvent.COMMIT_V1, TransactionEvent.ABORT_V1])
 def test_a_v1_end_keeps_the_epoch(event: TransactionEvent):
-    to = decide(txn(S.ONGOING), event, ask()).to
+    to = decide(txn(S.ONGOING), event, fields()).to
     assert to is not None
-    done = decide(to, TransactionEvent.MARKERS_WRITTEN, ask()).to
+    done = decide(to, TransactionEvent.MARKERS_WRITTEN, fields()).to
     assert done is not None
     assert (done.producer_id, done.epoch, done.partitions) == (PID, EPOCH, NO_PARTITIONS)
 
 
 @pytest.mark.parametrize("event", [TransactionEvent.COMMIT_V2, TransactionEvent.ABORT_V2])
 def test_a_v2_end_bumps_the_epoch_and_its_markers_carry_it(event: TransactionEvent):
-    to = decide(txn(S.ONGOING), event, ask()).to
+    to = decide(txn(S.ONGOING), event, fields()).to
     assert to is not None
     assert (to.epoch, to.last_epoch, to.client_version) == (EPOCH + 1, EPOCH, 2)
-    done = decide(to, TransactionEvent.MARKERS_WRITTEN, ask()).to
+    done = decide(to, TransactionEvent.MARKERS_WRITTEN, fields()).to
     assert done is not None
     assert (done.producer_id, done.epoch, done.last_epoch) == (PID, EPOCH + 1, EPOCH)
 
 
 @pytest.mark.parametrize("state", sorted(IDLE), ids=lambda value: value.name)
 def test_a_v2_abort_of_nothing_bumps_too(state: TxnState):
-    to = decide(txn(state), TransactionEvent.ABORT_V2, ask()).to
+    to = decide(txn(state), TransactionEvent.ABORT_V2, fields()).to
     assert to is not None
     assert (to.epoch, to.partitions, to.started_ms) == (EPOCH + 1, NO_PARTITIONS, NOW_MS)
 
@@ -354,7 +354,7 @@ def test_a_v2_abort_of_nothing_bumps_too(state: TxnState):
 def test_epochs_run_out_and_a_new_producer_id_takes_over():
     worn = txn(S.EMPTY, epoch=LAST_CLIENT_EPOCH)
     for who, last in ((NOBODY, NO_EPOCH), ({"epoch": LAST_CLIENT_EPOCH}, LAST_CLIENT_EPOCH)):
-        decision = decide(worn, TransactionEvent.INIT, ask(**who))
+        decision = decide(worn, TransactionEvent.INIT, fields(**who))
         assert decision.to is not None
         assert (decision.to.producer_id, decision.to.epoch, decision.to.last_epoch) == (FRESH_PID, 0, last)
         assert decision.to.previous_producer_id == PID
@@ -362,38 +362,40 @@ def test_epochs_run_out_and_a_new_producer_id_takes_over():
 
 
 def test_the_retry_of_a_bump_that_changed_the_producer_id_gets_the_new_one_again_and_again():
-    rotated = decide(txn(S.EMPTY, epoch=LAST_CLIENT_EPOCH), TransactionEvent.INIT, ask(epoch=LAST_CLIENT_EPOCH)).to
+    rotated = decide(txn(S.EMPTY, epoch=LAST_CLIENT_EPOCH), TransactionEvent.INIT, fields(epoch=LAST_CLIENT_EPOCH)).to
     assert rotated is not None
     for _ in range(3):
-        rotated = decide(rotated, TransactionEvent.INIT, ask(epoch=LAST_CLIENT_EPOCH)).to
+        rotated = decide(rotated, TransactionEvent.INIT, fields(epoch=LAST_CLIENT_EPOCH)).to
         assert rotated is not None
         assert (rotated.producer_id, rotated.epoch) == (FRESH_PID, 0)
 
 
 def test_the_retry_of_the_last_bump_is_still_a_retry():
     worn = txn(S.EMPTY, epoch=LAST_CLIENT_EPOCH, last_epoch=LAST_CLIENT_EPOCH - 1)
-    to = decide(worn, TransactionEvent.INIT, ask(epoch=LAST_CLIENT_EPOCH - 1)).to
+    to = decide(worn, TransactionEvent.INIT, fields(epoch=LAST_CLIENT_EPOCH - 1)).to
     assert to is not None
     assert (to.producer_id, to.epoch) == (PID, LAST_CLIENT_EPOCH)
 
 
 @pytest.mark.parametrize("event", [TransactionEvent.COMMIT_V2, TransactionEvent.ABORT_V2])
 def test_a_v2_end_at_the_last_epoch_moves_to_a_new_producer_id_after_the_markers(event: TransactionEvent):
-    decision = decide(txn(S.ONGOING, epoch=LAST_CLIENT_EPOCH), event, ask(epoch=LAST_CLIENT_EPOCH))
+    decision = decide(txn(S.ONGOING, epoch=LAST_CLIENT_EPOCH), event, fields(epoch=LAST_CLIENT_EPOCH))
     to = decision.to
     assert to is not None
     assert decision.takes_producer_id
     assert (to.producer_id, to.epoch, to.next_producer_id) == (PID, MAX_EPOCH, FRESH_PID)
-    done = decide(to, TransactionEvent.MARKERS_WRITTEN, ask()).to
+    done = decide(to, TransactionEvent.MARKERS_WRITTEN, fields()).to
     assert done is not None
     assert (done.producer_id, done.epoch, done.previous_producer_id) == (FRESH_PID, 0, PID)
-    assert outcome(decide(done, event, ask(epoch=LAST_CLIENT_EPOCH))) == (E.NONE, None)
+    assert outcome(decide(done, event, fields(epoch=LAST_CLIENT_EPOCH))) == (E.NONE, None)
 
 
 def test_fencing_at_the_last_epoch_stays_within_16_bits():
     for broker_version in (1, 2):
         to = decide(
-            txn(S.ONGOING, epoch=LAST_CLIENT_EPOCH), TransactionEvent.INIT, ask(**NOBODY, broker_version=broker_version)
+            txn(S.ONGOING, epoch=LAST_CLIENT_EPOCH),
+            TransactionEvent.INIT,
+            fields(**NOBODY, broker_version=broker_version),
         ).to
         assert to is not None
         assert to.epoch == MAX_EPOCH
@@ -401,7 +403,7 @@ def test_fencing_at_the_last_epoch_stays_within_16_bits():
 
 def test_other_transitions_use_no_producer_id():
     for state, event in PAIRS:
-        assert not decide(txn(state), event, ask()).takes_producer_id
+        assert not decide(txn(state), event, fields()).takes_producer_id
 
 
 # --- time ---
@@ -409,9 +411,11 @@ def test_other_transitions_use_no_producer_id():
 
 def test_a_transaction_times_out_after_its_time_and_fences_its_owner():
     open_ = txn(S.ONGOING, started_ms=NOW_MS - TIMEOUT_MS - 1)
-    assert outcome(decide(open_._replace(started_ms=NOW_MS - TIMEOUT_MS), TransactionEvent.TIMEOUT, ask()))[1] is None
+    assert (
+        outcome(decide(open_._replace(started_ms=NOW_MS - TIMEOUT_MS), TransactionEvent.TIMEOUT, fields()))[1] is None
+    )
     for broker_version in (1, 2):
-        to = decide(open_, TransactionEvent.TIMEOUT, ask(broker_version=broker_version)).to
+        to = decide(open_, TransactionEvent.TIMEOUT, fields(broker_version=broker_version)).to
         assert to is not None
         assert (to.state, to.epoch) == (S.PREPARE_ABORT, EPOCH + 1)
 
@@ -420,5 +424,5 @@ def test_a_transaction_times_out_after_its_time_and_fences_its_owner():
 def test_only_idle_ids_expire(state: TxnState):
     old = txn(state, updated_ms=NOW_MS - DAY_MS)
     expected = (E.NONE, S.DEAD) if state in IDLE else (E.INVALID_TXN_STATE, None)
-    assert outcome(decide(old, TransactionEvent.EXPIRE, ask())) == expected
-    assert outcome(decide(old._replace(updated_ms=NOW_MS - DAY_MS + 1), TransactionEvent.EXPIRE, ask()))[1] is None
+    assert outcome(decide(old, TransactionEvent.EXPIRE, fields())) == expected
+    assert outcome(decide(old._replace(updated_ms=NOW_MS - DAY_MS + 1), TransactionEvent.EXPIRE, fields()))[1] is None

@@ -12,7 +12,7 @@ from semel.broker.transactions.states import (
     NO_EPOCH,
     NO_PRODUCER_ID,
     NO_TIMEOUT_MS,
-    Ask,
+    EventFields,
     Transaction,
     TransactionEvent,
     TxnState,
@@ -156,7 +156,7 @@ def kept_transaction(**changes: object) -> Transaction:
 
 
 def test_epochs_run_out_while_it_is_kept():
-    fresh = Ask(now_ms=10, fresh_producer_id=7000, keep_prepared=True)
+    fresh = EventFields(now_ms=10, fresh_producer_id=7000, keep_prepared=True)
     worn = kept_transaction(
         epoch=LAST_CLIENT_EPOCH, next_producer_id=NO_PRODUCER_ID, next_epoch=NO_EPOCH
     )  # not kept yet
@@ -165,24 +165,24 @@ def test_epochs_run_out_while_it_is_kept():
     assert decision.to is not None
     assert (decision.to.owner_id, decision.to.owner_epoch) == (7000, 0)
     assert (decision.to.producer_id, decision.to.epoch) == (4000, LAST_CLIENT_EPOCH)
-    ended = decide(decision.to, TransactionEvent.COMMIT_V2, Ask(7000, 0, now_ms=11)).to
+    ended = decide(decision.to, TransactionEvent.COMMIT_V2, EventFields(7000, 0, now_ms=11)).to
     assert ended is not None
     assert (ended.producer_id, ended.epoch) == (4000, MAX_EPOCH)
-    done = decide(ended, TransactionEvent.MARKERS_WRITTEN, Ask(now_ms=12)).to
+    done = decide(ended, TransactionEvent.MARKERS_WRITTEN, EventFields(now_ms=12)).to
     assert done is not None
     assert (done.producer_id, done.epoch, done.next_epoch) == (7000, 1, NO_EPOCH)
 
 
 def test_epochs_of_the_keeper_run_out():
     txn = kept_transaction(next_epoch=LAST_CLIENT_EPOCH)
-    ask = Ask(4000, LAST_CLIENT_EPOCH, now_ms=11, fresh_producer_id=7000)
-    decision = decide(txn, TransactionEvent.COMMIT_V2, ask)
+    fields = EventFields(4000, LAST_CLIENT_EPOCH, now_ms=11, fresh_producer_id=7000)
+    decision = decide(txn, TransactionEvent.COMMIT_V2, fields)
     assert decision.takes_producer_id
     assert decision.to is not None
-    done = decide(decision.to, TransactionEvent.MARKERS_WRITTEN, Ask(now_ms=12)).to
+    done = decide(decision.to, TransactionEvent.MARKERS_WRITTEN, EventFields(now_ms=12)).to
     assert done is not None
     assert (done.producer_id, done.epoch) == (7000, 0)
-    retried = decide(done, TransactionEvent.COMMIT_V2, ask._replace(fresh_producer_id=NO_PRODUCER_ID))
+    retried = decide(done, TransactionEvent.COMMIT_V2, fields._replace(fresh_producer_id=NO_PRODUCER_ID))
     assert retried.error is E.NONE
     assert retried.to is None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.prove.command import Wish, WishError, plan, schedule_of
+from semel.prove.command import CampaignOptionError, CampaignOptions, plan, schedule_of
 from semel.prove.injection import COMPACTION_POINTS, FILES_POINTS
 from semel.prove.schedule import BROKER, NODE, ScheduleError, load_schedule
 from semel.prove.table_workloads import WORKLOADS, TableWorkload
@@ -29,7 +29,7 @@ def test_saved_schedule_comes_back(tmp_path: Path) -> None:
     schedule = plan(7, BUILT_IN, "exactly_once", 3, own_broker=True)
     schedule.save(tmp_path / "s.json")
     assert load_schedule(tmp_path / "s.json") == schedule
-    assert schedule_of(Wish(replay=str(tmp_path / "s.json"))) == schedule
+    assert schedule_of(CampaignOptions(replay=str(tmp_path / "s.json"))) == schedule
 
 
 @pytest.mark.parametrize(
@@ -78,30 +78,30 @@ def test_every_mutant_is_looked_for() -> None:
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        (Wish(workloads=("lop",)), "no workload 'lop'"),
-        (Wish(workloads=("spark-stream-writer",), guarantee="at_least_once"), "runs with exactly_once only"),
-        (Wish(mutant="x"), "no mutant 'x'"),
-        (Wish(mutant="no_count_audit", brokers="localhost:9092"), "leave --brokers out"),
-        (Wish(mutant="no_count_audit", nodes=3), "leave --brokers out, and --nodes"),
-        (Wish(nodes=3, brokers="localhost:9092"), "leave --brokers out"),
-        (Wish(nodes=1), "2 nodes or more"),
-        (Wish(rounds=0), "at least 1"),
-        (Wish(app="nowhere:run"), "cannot be imported"),
-        (Wish(app="json"), "module:function"),
-        (Wish(app="json:loads"), "no 'expected'"),
-        (Wish(app="json:loads", workloads=("loop",)), "leave --workload out"),
-        (Wish(replay="/nowhere.json"), "cannot be read"),
+        (CampaignOptions(workloads=("lop",)), "no workload 'lop'"),
+        (CampaignOptions(workloads=("spark-stream-writer",), guarantee="at_least_once"), "runs with exactly_once only"),
+        (CampaignOptions(mutant="x"), "no mutant 'x'"),
+        (CampaignOptions(mutant="no_count_audit", brokers="localhost:9092"), "leave --brokers out"),
+        (CampaignOptions(mutant="no_count_audit", nodes=3), "leave --brokers out, and --nodes"),
+        (CampaignOptions(nodes=3, brokers="localhost:9092"), "leave --brokers out"),
+        (CampaignOptions(nodes=1), "2 nodes or more"),
+        (CampaignOptions(rounds=0), "at least 1"),
+        (CampaignOptions(app="nowhere:run"), "cannot be imported"),
+        (CampaignOptions(app="json"), "module:function"),
+        (CampaignOptions(app="json:loads"), "no 'expected'"),
+        (CampaignOptions(app="json:loads", workloads=("loop",)), "leave --workload out"),
+        (CampaignOptions(replay="/nowhere.json"), "cannot be read"),
     ],
 )
-def test_wishes_that_make_no_sense_are_refused(wish: Wish, said: str) -> None:
-    with pytest.raises(WishError, match=said):
-        schedule_of(wish)
+def test_wishes_that_make_no_sense_are_refused(options: CampaignOptions, said: str) -> None:
+    with pytest.raises(CampaignOptionError, match=said):
+        schedule_of(options)
 
 
 def test_schedule_with_deaths_of_the_broker_is_not_replayed_on_a_foreign_cluster(tmp_path: Path) -> None:
     plan(7, ["loop"], "exactly_once", 30, own_broker=True).save(tmp_path / "s.json")
-    with pytest.raises(WishError, match="kills the broker"):
-        schedule_of(Wish(replay=str(tmp_path / "s.json"), brokers="localhost:9092"))
+    with pytest.raises(CampaignOptionError, match="kills the broker"):
+        schedule_of(CampaignOptions(replay=str(tmp_path / "s.json"), brokers="localhost:9092"))
 
 
 @pytest.mark.parametrize("workload", BUILT_IN)
@@ -124,6 +124,6 @@ def test_on_several_nodes_every_leader_that_matters_moves(workload: str) -> None
 
 def test_schedule_of_a_cluster_is_not_replayed_on_a_foreign_one(tmp_path: Path) -> None:
     plan(7, ["loop"], "exactly_once", 3, own_broker=False, nodes=3).save(tmp_path / "s.json")
-    assert schedule_of(Wish(replay=str(tmp_path / "s.json"))).nodes == 3
-    with pytest.raises(WishError, match="leave --brokers out"):
-        schedule_of(Wish(replay=str(tmp_path / "s.json"), brokers="localhost:9092"))
+    assert schedule_of(CampaignOptions(replay=str(tmp_path / "s.json"))).nodes == 3
+    with pytest.raises(CampaignOptionError, match="leave --brokers out"):
+        schedule_of(CampaignOptions(replay=str(tmp_path / "s.json"), brokers="localhost:9092"))

@@ -39,7 +39,7 @@ def test_who_knows_the_records_asks_for_what_the_range_takes_and_a_batch_to_spar
     sizes, most = TopicSizes(), 4 << 20
     assert sizes.bytes_for("t", 1, most) == most
     batches = log(4, value_bytes=50_000)
-    sizes.learn("t", needed(memoryview(b"".join(batches)), 0, 40))
+    sizes.note("t", needed(memoryview(b"".join(batches)), 0, 40))
     one = len(batches[0])
     assert sizes.bytes_for("t", 20, most) == 3 * one
     assert sizes.bytes_for("t", 10_000, most) == most
@@ -48,18 +48,18 @@ def test_who_knows_the_records_asks_for_what_the_range_takes_and_a_batch_to_spar
 
 def test_a_range_that_begins_late_in_a_batch_does_not_make_records_look_large() -> None:
     sizes, batches = TopicSizes(), log(1, value_bytes=50_000)
-    sizes.learn("t", needed(memoryview(batches[0]), PER_BATCH - 1, PER_BATCH))
+    sizes.note("t", needed(memoryview(batches[0]), PER_BATCH - 1, PER_BATCH))
     assert sizes.bytes_for("t", PER_BATCH, 4 << 20) == 2 * len(batches[0])
 
 
 def test_small_records_are_not_fetched_one_by_one() -> None:
     sizes = TopicSizes()
-    sizes.learn("t", needed(memoryview(b"".join(log(4))), 0, 40))
+    sizes.note("t", needed(memoryview(b"".join(log(4))), 0, 40))
     assert sizes.bytes_for("t", 1, 4 << 20) == LEAST_BYTES
 
 
 def test_the_memory_is_bounded() -> None:
     sizes, found = TopicSizes(), needed(memoryview(log(1)[0]), 0, 10)
     for number in range(3 * KEPT_TOPICS):
-        sizes.learn(f"t{number}", found)
+        sizes.note(f"t{number}", found)
     assert len(sizes._of) == KEPT_TOPICS

@@ -304,7 +304,7 @@ class Group:
     def waiting_to_join(self) -> int:
         return sum(member.joining is not None for member in self.members.values())
 
-    def has_room(self, member_id: str, max_size: int) -> bool:
+    def has_capacity(self, member_id: str, max_size: int) -> bool:
         """While members are collected those who wait count; a group that shrank its limit thus drops the last ones."""
         if self.state in (GroupState.EMPTY, GroupState.DEAD):
             return True

@@ -154,7 +154,7 @@ class Commits:
         return await self._core.runtime.commit(self._core.partition_of(group_id), records, producer=producer)
 
     def check_reader(self, group_id: str, member_id: str | None, epoch: int) -> None:
-        """A member of a consumer group that asks for offsets must be at its epoch (OffsetFetch 9+)."""
+        """A member of a consumer group that fetches offsets must be at its epoch (OffsetFetch 9+)."""
         consumers = self._core.consumer_groups.get(group_id)
         if consumers is not None and (member_id is not None or epoch >= 0):
             _check_member_epoch(consumers, member_id or "", epoch)
@@ -163,7 +163,7 @@ class Commits:
     async def settled(self, group_id: str) -> None:
         """Returns when every offset of the group that was accepted so far can be seen.
 
-        A consumer that takes over a partition asks for stable offsets. It must see what the former owner committed,
+        A consumer that takes over a partition fetches stable offsets. It must see what the former owner committed,
         also if that is written and not yet durable.
         """
         await self._core.runtime.settled(self._core.partition_of(group_id))

@@ -1,4 +1,4 @@
-"""The group coordinator of a broker: its parts put together, and what administrators ask of it."""
+"""The group coordinator of a broker: its parts put together, and what administrators request."""
 
 from __future__ import annotations
 

@@ -90,13 +90,13 @@ async def offset_commit(
     turns = Turns()
     is_any_known = False
     names: list[str] = []
-    for asked in request.topics:
-        topic = _topic_of(broker, context, asked)
+    for requested in request.topics:
+        topic = _topic_of(broker, context, requested)
         names.append("" if topic is None else topic.name)
         missing = ErrorCode.UNKNOWN_TOPIC_ID if _by_id(context) and topic is None else _NO_PARTITION
-        answer = offsets.OffsetCommitResponseTopic(asked.name, asked.topic_id)
+        answer = offsets.OffsetCommitResponseTopic(requested.name, requested.topic_id)
         response.topics.append(answer)
-        for part in asked.partitions:
+        for part in requested.partitions:
             exists = topic is not None and 0 <= part.partition_index < len(topic.partitions)
             answer.partitions.append(offsets.PartitionErrorCode(part.partition_index, _OPEN if exists else missing))
             if topic is not None and exists:
@@ -113,8 +113,8 @@ async def offset_commit(
             retention_ms=request.retention_time_ms,
         )
         stored = set(list(commits)[: outcome.stored]) if outcome.code else set()
-        for name, asked, answer in zip(names, request.topics, response.topics, strict=True):
-            for part, slot in zip(asked.partitions, answer.partitions, strict=True):
+        for name, requested, answer in zip(names, request.topics, response.topics, strict=True):
+            for part, slot in zip(requested.partitions, answer.partitions, strict=True):
                 if slot.error_code == _OPEN:
                     code = ErrorCode.NONE if (name, part.partition_index) in stored else outcome.code
                     too_long = code is ErrorCode.NONE and _too_long(part.committed_metadata, limit)
@@ -139,8 +139,8 @@ async def offset_fetch(
     if context.version >= MANY_GROUPS_FROM:
         groups = [await _fetch_group(broker, context, group, request.require_stable, turns) for group in request.groups]
         return offsets.OffsetFetchResponse(groups=groups)
-    asked = offsets.OffsetFetchRequestGroup(request.group_id, topics=request.topics)
-    group = await _fetch_group(broker, context, asked, request.require_stable, turns)
+    requested = offsets.OffsetFetchRequestGroup(request.group_id, topics=request.topics)
+    group = await _fetch_group(broker, context, requested, request.require_stable, turns)
     return offsets.OffsetFetchResponse(topics=group.topics)
 
 
@@ -182,18 +182,18 @@ async def _fetch_topic(
     broker: BrokerNode,
     context: RequestContext,
     group_id: str,
-    asked: offsets.OffsetFetchRequestTopics,
+    requested: offsets.OffsetFetchRequestTopics,
     require_stable: bool,
     turns: Turns,
 ) -> offsets.OffsetFetchResponseTopics:
-    topic = _topic_of(broker, context, asked)
+    topic = _topic_of(broker, context, requested)
     if _by_id(context) and topic is None:
         code = ErrorCode.UNKNOWN_TOPIC_ID
         return offsets.OffsetFetchResponseTopics(
-            topic_id=asked.topic_id,
-            partitions=[_partition(index, NO_OFFSET, code) for index in asked.partition_indexes],
+            topic_id=requested.topic_id,
+            partitions=[_partition(index, NO_OFFSET, code) for index in requested.partition_indexes],
         )
-    name, topic_id = (topic.name, topic.id) if topic is not None else (asked.name, NO_UUID)
+    name, topic_id = (topic.name, topic.id) if topic is not None else (requested.name, NO_UUID)
     commits = broker.groups.commits
 
     def fetch(index: int) -> offsets.OffsetFetchResponsePartitions:
@@ -201,8 +201,8 @@ async def _fetch_topic(
             return _partition(index, NO_OFFSET, ErrorCode.UNSTABLE_OFFSET_COMMIT)
         return _partition(index, commits.committed(group_id, name, index, topic_id) or NO_OFFSET)
 
-    found = await turns.map(fetch, asked.partition_indexes)
-    return offsets.OffsetFetchResponseTopics(asked.name, asked.topic_id, found)
+    found = await turns.map(fetch, requested.partition_indexes)
+    return offsets.OffsetFetchResponseTopics(requested.name, requested.topic_id, found)
 
 
 def _partition(
@@ -217,8 +217,8 @@ def _partition(
 async def offset_delete(
     broker: BrokerNode, context: RequestContext, request: offsets.OffsetDeleteRequest
 ) -> offsets.OffsetDeleteResponse:
-    asked = [(topic.name, part.partition_index) for topic in request.topics for part in topic.partitions]
-    existing = [where for where in asked if broker.topics.partition(*where) is not None]
+    requested = [(topic.name, part.partition_index) for topic in request.topics for part in topic.partitions]
+    existing = [where for where in requested if broker.topics.partition(*where) is not None]
     try:
         codes = await broker.groups.commits.delete(request.group_id, existing)
     except GroupError as error:
@@ -247,9 +247,9 @@ def _by_id(context: RequestContext) -> bool:
 def _topic_of(
     broker: BrokerNode,
     context: RequestContext,
-    asked: offsets.OffsetCommitRequestTopic | offsets.OffsetFetchRequestTopics,
+    requested: offsets.OffsetCommitRequestTopic | offsets.OffsetFetchRequestTopics,
 ) -> Topic | None:
-    return broker.topics.by_id(asked.topic_id) if _by_id(context) else broker.topics.get(asked.name)
+    return broker.topics.by_id(requested.topic_id) if _by_id(context) else broker.topics.get(requested.name)
 
 
 NOT_FOUND_FROM = 6  # DescribeGroups: before, a group that is not there is described as Dead, without an error

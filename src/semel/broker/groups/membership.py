@@ -240,7 +240,7 @@ class ClassicMembership:
 
     def _judge_join(self, group: Group, joiner: Joiner) -> JoinAnswer:
         member_id = joiner.request.member_id
-        if not group.has_room(member_id, self._core.settings["group.max.size"]):
+        if not group.has_capacity(member_id, self._core.settings["group.max.size"]):
             self._rebalance.drop(group, member_id)
             return join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, NO_MEMBER_ID)
         try:
@@ -438,5 +438,5 @@ def _await_join(member: ClassicMember) -> asyncio.Future[JoinGroupResponse]:
     return member.joining
 
 
-def _differ(asked: str | None, actual: str | None) -> bool:
-    return asked is not None and actual is not None and asked != actual
+def _differ(requested: str | None, actual: str | None) -> bool:
+    return requested is not None and actual is not None and requested != actual

@@ -41,7 +41,7 @@ _HIGHEST = 3  # version of subscriptions and assignments that is known; later on
 UPGRADE, DOWNGRADE = ("bidirectional", "upgrade"), ("bidirectional", "downgrade")  # policies that allow it
 
 
-# -- what consumers of the classic protocol tell each other ------------------------------------------------------------
+# -- what consumers of the classic protocol send each other -----------------------------------------------------------
 def read_subscription(metadata: bytes) -> tuple[int, ConsumerProtocolSubscription]:
     """(version, subscription). GroupError: a member that is not a consumer."""
     try:

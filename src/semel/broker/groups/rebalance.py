@@ -206,7 +206,7 @@ class Rebalance:
                 self.alive(member)
 
     def synced(self, group: Group, member: ClassicMember) -> None:
-        """A member asked for its assignment."""
+        """A member requests its assignment."""
         group.not_synced.discard(member.member_id)
         if not group.not_synced:
             cancel_all(group.sync_alarm)

@@ -166,7 +166,7 @@ def record_of(change: Change) -> KeyValue:
 
 
 def change_of(kind: int, key: bytes, value: bytes | None) -> Change:
-    """The change that a record of one of KINDS tells of."""
+    """The change that a record of one of KINDS holds."""
     body = None if value is None else value[_TYPE.size :]
     if kind == EPOCH:
         return _read_epoch(log.CONSUMER_GROUP_METADATA_KEY.decode(key, 0, _TYPE.size).group_id, body)

@@ -1,1 +1,1 @@
-"""One small handler for each API: it states the contract, asks the domain objects and fills in the response."""
+"""One small handler for each API: it states the contract, calls the domain objects and fills in the response."""

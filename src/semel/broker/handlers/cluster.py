@@ -42,7 +42,7 @@ def api_versions(
 
 
 def refuse_version(version: int) -> messages.ApiVersionsResponse:
-    """To a client that asked in a version from the future, in the format of version 0: which one it may use."""
+    """To a client whose request has a version from the future, in the format of version 0: which one it may use."""
     row = TABLE[messages.API_VERSIONS.key]
     return messages.ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,
@@ -119,8 +119,8 @@ _FIRST_WITH_FOLDERS = 2
 async def describe_quorum(
     broker: BrokerNode, context: RequestContext, request: messages.DescribeQuorumRequest
 ) -> messages.DescribeQuorumResponse:
-    asked = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
-    if asked != [(_METADATA_TOPIC, 0)]:
+    requested = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
+    if requested != [(_METADATA_TOPIC, 0)]:
         turns = Turns()
         topics = [
             messages.TopicDataResult(topic.topic_name, await turns.map(_unknown, topic.partitions))
@@ -143,8 +143,8 @@ async def describe_quorum(
     )
 
 
-def _unknown(asked: messages.QuorumPartition) -> messages.PartitionDataResult:
-    return messages.PartitionDataResult(asked.partition_index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
+def _unknown(requested: messages.QuorumPartition) -> messages.PartitionDataResult:
+    return messages.PartitionDataResult(requested.partition_index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
 
 
 def _directory_id(broker: BrokerNode) -> bytes:

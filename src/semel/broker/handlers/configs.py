@@ -320,17 +320,17 @@ _KNOWN = {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
 def list_config_resources(
     broker: BrokerNode, context: RequestContext, request: messages.ListConfigResourcesRequest
 ) -> messages.ListConfigResourcesResponse:
-    asked = {CLIENT_METRICS} if context.version == 0 else set(request.resource_types) or _KNOWN
-    if asked - _KNOWN:
+    requested = {CLIENT_METRICS} if context.version == 0 else set(request.resource_types) or _KNOWN
+    if requested - _KNOWN:
         return messages.ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     found = []
-    if TOPIC in asked:
+    if TOPIC in requested:
         found += [messages.ConfigResource(topic.name, TOPIC) for topic in broker.topics]
-    if BROKER in asked:
+    if BROKER in requested:
         found.append(messages.ConfigResource(str(broker.node_id), BROKER))
-    if BROKER_LOGGER in asked:
+    if BROKER_LOGGER in requested:
         found.append(messages.ConfigResource(str(broker.node_id), BROKER_LOGGER))
-    for kind in resource_settings.KINDS.keys() & asked:
+    for kind in resource_settings.KINDS.keys() & requested:
         names = sorted(name for name, _ in broker.store.items(resource_settings.KINDS[kind].key))
         found += [messages.ConfigResource(name, kind) for name in names]
     return messages.ListConfigResourcesResponse(config_resources=found)

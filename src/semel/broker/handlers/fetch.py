@@ -1,4 +1,4 @@
-"""Fetch (1): read record batches from partitions, waiting for new ones if asked to."""
+"""Fetch (1): read record batches from partitions, waiting for new ones if the request says so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semel.broker.fetch_sessions import (
     Key,
     Session,
     SessionError,
-    asked,
+    requested_partitions,
     uses_topic_ids,
 )
 from semel.broker.handlers.logs import epoch_error
@@ -83,8 +83,8 @@ class Fetch:
         self._min_bytes: int = min(request.min_bytes, self._limit_bytes)
         self._up_to: Isolation = "last_stable" if request.isolation_level == _READ_COMMITTED else "high_watermark"
         if session is None:
-            asks = broker.fetches.in_turn(list(asked(request.topics)))
-            self._partitions = [(key, ask, self._find(key)) for key, ask in asks]
+            requests = broker.fetches.in_turn(list(requested_partitions(request.topics)))
+            self._partitions = [(key, requested, self._find(key)) for key, requested in requests]
         else:
             self._partitions = [self._find_cached(key, cached) for key, cached in session.partitions.items()]
         self.found_bytes = 0
@@ -111,12 +111,14 @@ class Fetch:
         partition = self._find(key)
         if partition is not None and not cached.topic_name:
             cached.topic_name = partition.topic.name
-        return key, cached.ask, partition
+        return key, cached.requested, partition
 
     # -- reading -------------------------------------------------------------------------------------------------------
     def read(self) -> list[tuple[Key, PartitionData]]:
         self._forget()
-        return [(key, self._read_partition(key, ask, partition)) for key, ask, partition in self._partitions]
+        return [
+            (key, self._read_partition(key, requested, partition)) for key, requested, partition in self._partitions
+        ]
 
     def _forget(self) -> None:
         """What the last reading found."""
@@ -130,30 +132,32 @@ class Fetch:
             return True
         return not any(partition is not None for _, _, partition in self._partitions)
 
-    def _read_partition(self, key: Key, ask: FetchPartition, partition: Partition | None) -> PartitionData:
+    def _read_partition(self, key: Key, requested: FetchPartition, partition: Partition | None) -> PartitionData:
         if partition is None:
-            unknown = _failed(ask, self._unknown(key))
+            unknown = _failed(requested, self._unknown(key))
             unknown.aborted_transactions = []
             return unknown
-        code = epoch_error(partition.log, ask.current_leader_epoch)
+        code = epoch_error(partition.log, requested.current_leader_epoch)
         if code is not ErrorCode.NONE:
             self.has_error = True
-            return _failed(ask, code)
+            return _failed(requested, code)
         try:
-            return self._read_log(ask, partition)
+            return self._read_log(requested, partition)
         except StorageError as error:
             self.has_error = True
-            return _failed(ask, error.code)
+            return _failed(requested, error.code)
 
-    def _read_log(self, ask: FetchPartition, partition: Partition) -> PartitionData:
+    def _read_log(self, requested: FetchPartition, partition: Partition) -> PartitionData:
         log = partition.log
-        diverging = _divergence(ask, partition) if ask.last_fetched_epoch >= 0 else None
+        diverging = _divergence(requested, partition) if requested.last_fetched_epoch >= 0 else None
         if diverging is not None:
             self.has_error = True
-            return PartitionData(ask.partition, 0, log.high_watermark, -1, log.start_offset, diverging, records=b"")
+            return PartitionData(
+                requested.partition, 0, log.high_watermark, -1, log.start_offset, diverging, records=b""
+            )
         found = log.read(
-            ask.fetch_offset,
-            max(0, min(ask.partition_max_bytes, self._limit_bytes - self.found_bytes)),
+            requested.fetch_offset,
+            max(0, min(requested.partition_max_bytes, self._limit_bytes - self.found_bytes)),
             up_to=self._up_to,
             min_one_batch=not self.found_bytes,
         )
@@ -163,7 +167,7 @@ class Fetch:
         if self._up_to == "last_stable":
             aborted = [AbortedTransaction(producer, first) for producer, first in found.aborted or ()]
         return PartitionData(
-            partition_index=ask.partition,
+            partition_index=requested.partition,
             high_watermark=found.high_watermark,
             last_stable_offset=found.last_stable_offset,
             log_start_offset=found.log_start_offset,
@@ -224,12 +228,12 @@ class Fetch:
         self._forget()
         results = []
         may_wait = self._request.max_wait_ms > 0
-        for at, (key, ask, _) in enumerate(self._partitions):
+        for at, (key, requested, _) in enumerate(self._partitions):
             partition = self._find(key)
-            self._partitions[at] = (key, ask, partition)
+            self._partitions[at] = (key, requested, partition)
             if may_wait and partition is not None and partition not in self._watched:
                 self._watch(partition)  # before it is read, so that nothing is missed
-            results.append((key, self._read_partition(key, ask, partition)))
+            results.append((key, self._read_partition(key, requested, partition)))
             yield
         return results
 
@@ -293,7 +297,7 @@ class Fetch:
 
     def _find_all(self) -> None:
         """Topics may have gone, or come again under the same name, while the fetch waited."""
-        self._partitions = [(key, ask, self._find(key)) for key, ask, _ in self._partitions]
+        self._partitions = [(key, requested, self._find(key)) for key, requested, _ in self._partitions]
 
     def _complete(self, results: list[tuple[Key, PartitionData]]) -> None:
         assert self._response is not None
@@ -312,17 +316,17 @@ class Fetch:
         self._watched.clear()
 
 
-def _failed(ask: FetchPartition, code: ErrorCode) -> PartitionData:
-    return PartitionData(ask.partition, code, -1, -1, -1, aborted_transactions=None, records=b"")
+def _failed(requested: FetchPartition, code: ErrorCode) -> PartitionData:
+    return PartitionData(requested.partition, code, -1, -1, -1, aborted_transactions=None, records=b"")
 
 
-def _divergence(ask: FetchPartition, partition: Partition) -> EpochEndOffset | None:
+def _divergence(requested: FetchPartition, partition: Partition) -> EpochEndOffset | None:
     """Whether the reader's past is not this log's past (it read what an unclean end took away)."""
-    epoch, end_offset = partition.log.epoch_end_offset(ask.last_fetched_epoch)
+    epoch, end_offset = partition.log.epoch_end_offset(requested.last_fetched_epoch)
     if epoch == -1:
         raise StorageError(
-            ErrorCode.OFFSET_OUT_OF_RANGE, f"epoch {ask.last_fetched_epoch} is not in the history of the log"
+            ErrorCode.OFFSET_OUT_OF_RANGE, f"epoch {requested.last_fetched_epoch} is not in the history of the log"
         )
-    if epoch < ask.last_fetched_epoch or end_offset < ask.fetch_offset:
+    if epoch < requested.last_fetched_epoch or end_offset < requested.fetch_offset:
         return EpochEndOffset(epoch, end_offset)
     return None

@@ -41,10 +41,10 @@ async def list_offsets(
     response = messages.ListOffsetsResponse()
     turns = Turns()
     for topic in request.topics:
-        counts = Counter(ask.partition_index for ask in topic.partitions)
+        counts = Counter(requested.partition_index for requested in topic.partitions)
         found = []
-        for ask in topic.partitions:
-            found.append(await _find_one(broker, context, request.isolation_level, topic.name, counts, ask))
+        for requested in topic.partitions:
+            found.append(await _find_one(broker, context, request.isolation_level, topic.name, counts, requested))
             await turns.next()
         response.topics.append(messages.ListOffsetsTopicResponse(topic.name, found))
         await turns.next()
@@ -57,30 +57,30 @@ async def _find_one(
     isolation: int,
     topic: str,
     counts: Counter[int],
-    ask: messages.ListOffsetsPartition,
+    requested: messages.ListOffsetsPartition,
 ) -> messages.ListOffsetsPartitionResponse:
-    log = broker.topics.find_log(topic, ask.partition_index)
-    if counts[ask.partition_index] > 1:
+    log = broker.topics.find_log(topic, requested.partition_index)
+    if counts[requested.partition_index] > 1:
         code, found = ErrorCode.INVALID_REQUEST, _NOTHING
     elif log is None:
         code, found = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _NOTHING
     else:
-        code, found = await _find(broker, log, ask, context.version, isolation)
+        code, found = await _find(broker, log, requested, context.version, isolation)
     timestamp, offset, epoch = found
     epoch = epoch if context.version >= 4 else -1
-    return messages.ListOffsetsPartitionResponse(ask.partition_index, code, timestamp, offset, epoch)
+    return messages.ListOffsetsPartitionResponse(requested.partition_index, code, timestamp, offset, epoch)
 
 
 async def _find(
-    broker: BrokerNode, log: PartitionLog, ask: messages.ListOffsetsPartition, version: int, isolation: int
+    broker: BrokerNode, log: PartitionLog, requested: messages.ListOffsetsPartition, version: int, isolation: int
 ) -> tuple[ErrorCode, Found]:
-    code = epoch_error(log, ask.current_leader_epoch)
+    code = epoch_error(log, requested.current_leader_epoch)
     if code is not ErrorCode.NONE:
         return code, _NOTHING
-    if version < _FIRST_VERSION_WITH.get(ask.timestamp, 0) or ask.timestamp < EARLIEST_PENDING_UPLOAD:
+    if version < _FIRST_VERSION_WITH.get(requested.timestamp, 0) or requested.timestamp < EARLIEST_PENDING_UPLOAD:
         return ErrorCode.UNSUPPORTED_VERSION, _NOTHING
     try:
-        return ErrorCode.NONE, await _look(broker, log, ask.timestamp, isolation)
+        return ErrorCode.NONE, await _look(broker, log, requested.timestamp, isolation)
     except StorageError as error:
         return error.code, _NOTHING
 
@@ -127,15 +127,17 @@ async def offset_for_leader_epoch(
     return messages.OffsetForLeaderEpochResponse(topics=ends)
 
 
-def _epoch_end(broker: BrokerNode, topic: str, ask: messages.OffsetForLeaderPartition) -> messages.LeaderEpochEndOffset:
-    log = broker.topics.find_log(topic, ask.partition)
+def _epoch_end(
+    broker: BrokerNode, topic: str, requested: messages.OffsetForLeaderPartition
+) -> messages.LeaderEpochEndOffset:
+    log = broker.topics.find_log(topic, requested.partition)
     if log is None:
-        return messages.LeaderEpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ask.partition)
-    code = epoch_error(log, ask.current_leader_epoch)
+        return messages.LeaderEpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, requested.partition)
+    code = epoch_error(log, requested.current_leader_epoch)
     if code is not ErrorCode.NONE:
-        return messages.LeaderEpochEndOffset(code, ask.partition)
-    epoch, end_offset = log.epoch_end_offset(ask.leader_epoch)
-    return messages.LeaderEpochEndOffset(ErrorCode.NONE, ask.partition, epoch, end_offset)
+        return messages.LeaderEpochEndOffset(code, requested.partition)
+    epoch, end_offset = log.epoch_end_offset(requested.leader_epoch)
+    return messages.LeaderEpochEndOffset(ErrorCode.NONE, requested.partition, epoch, end_offset)
 
 
 # --- DeleteRecords (21): raise the start of logs ---
@@ -148,10 +150,10 @@ async def delete_records(
 
 
 def _delete(
-    broker: BrokerNode, topic: str, ask: messages.DeleteRecordsPartition
+    broker: BrokerNode, topic: str, requested: messages.DeleteRecordsPartition
 ) -> messages.DeleteRecordsPartitionResult:
-    result = messages.DeleteRecordsPartitionResult(ask.partition_index, -1)
-    partition = broker.topics.partition(topic, ask.partition_index)
+    result = messages.DeleteRecordsPartitionResult(requested.partition_index, -1)
+    partition = broker.topics.partition(topic, requested.partition_index)
     if partition is None:
         result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     elif partition.topic.is_internal:
@@ -160,7 +162,7 @@ def _delete(
         result.error_code = ErrorCode.POLICY_VIOLATION
     else:
         try:
-            result.low_watermark = partition.log.delete_records(ask.offset)
+            result.low_watermark = partition.log.delete_records(requested.offset)
             partition.wake_all()
         except StorageError as error:
             result.error_code = error.code

@@ -40,11 +40,11 @@ async def metadata(
     broker: BrokerNode, context: RequestContext, request: messages.MetadataRequest
 ) -> messages.MetadataResponse:
     if context.version < _FIRST_BY_ID and any(
-        asked.name is None or asked.topic_id != NO_UUID for asked in request.topics or ()
+        requested.name is None or requested.topic_id != NO_UUID for requested in request.topics or ()
     ):
         refused = [
-            messages.MetadataResponseTopic(ErrorCode.INVALID_REQUEST, asked.name or "", asked.topic_id)
-            for asked in request.topics or ()
+            messages.MetadataResponseTopic(ErrorCode.INVALID_REQUEST, requested.name or "", requested.topic_id)
+            for requested in request.topics or ()
         ]
         return messages.MetadataResponse(topics=refused)
     host, port = broker.address_for(context)
@@ -60,24 +60,26 @@ async def metadata(
         response.topics = await Turns().map(lambda topic: _describe(broker, topic, operations), list(broker.topics))
     else:
         may_create = request.allow_auto_topic_creation and broker.settings["auto.create.topics.enable"]
-        once = {(asked.name, asked.topic_id): asked for asked in request.topics}.values()  # as Kafka: a set of topics
-        response.topics = await Turns().map(lambda asked: _find(broker, asked, may_create, operations), once)
+        once = {
+            (requested.name, requested.topic_id): requested for requested in request.topics
+        }.values()  # as Kafka: a set of topics
+        response.topics = await Turns().map(lambda requested: _find(broker, requested, may_create, operations), once)
     return response
 
 
 def _find(
-    broker: BrokerNode, asked: messages.MetadataRequestTopic, may_create: bool, operations: int
+    broker: BrokerNode, requested: messages.MetadataRequestTopic, may_create: bool, operations: int
 ) -> messages.MetadataResponseTopic:
-    if asked.name is None or asked.topic_id != NO_UUID:
-        by_id = broker.topics.by_id(asked.topic_id)
+    if requested.name is None or requested.topic_id != NO_UUID:
+        by_id = broker.topics.by_id(requested.topic_id)
         if by_id is None:
-            return messages.MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, asked.topic_id)
+            return messages.MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, requested.topic_id)
         return _describe(broker, by_id, operations)
-    topic = broker.topics.get(asked.name)
+    topic = broker.topics.get(requested.name)
     if topic is not None:
         return _describe(broker, topic, operations)
-    code = _create(broker, asked.name, may_create)
-    return messages.MetadataResponseTopic(code, asked.name, is_internal=asked.name in INTERNAL_TOPICS)
+    code = _create(broker, requested.name, may_create)
+    return messages.MetadataResponseTopic(code, requested.name, is_internal=requested.name in INTERNAL_TOPICS)
 
 
 def _create(broker: BrokerNode, name: str, may_create: bool) -> ErrorCode:
@@ -114,7 +116,7 @@ def _describe(broker: BrokerNode, topic: Topic, operations: int) -> messages.Met
 async def describe_topic_partitions(
     broker: BrokerNode, context: RequestContext, request: messages.DescribeTopicPartitionsRequest
 ) -> messages.DescribeTopicPartitionsResponse:
-    names = sorted({asked.name for asked in request.topics} or {topic.name for topic in broker.topics})
+    names = sorted({requested.name for requested in request.topics} or {topic.name for topic in broker.topics})
     if request.cursor is not None and request.cursor.partition_index < 0:
         refused = [messages.DescribeTopicPartitionsResponseTopic(ErrorCode.INVALID_REQUEST, name) for name in names]
         return messages.DescribeTopicPartitionsResponse(topics=refused)

@@ -71,7 +71,7 @@ def produce(
             return _refuse(request, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         if not _is_let_in(broker, context, request):
             guards = _Guards(broker, context, request)
-            at_once(guards.ask_logs())
+            at_once(guards.check_logs())
             if guards.needed:
                 _keep_batches(request)
                 return guards.produce()
@@ -97,7 +97,7 @@ async def _produce_many(
     if _has_transactional(request):
         if request.transactional_id is None:
             return _refuse(request, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        await Turns().run(guards.ask_logs())
+        await Turns().run(guards.check_logs())
     return await guards.produce()
 
 
@@ -357,10 +357,10 @@ class _Guards:
         self._producers: set[tuple[int, int]] = set()
         self._refused: tuple[int, int] | None = None  # a producer that the log itself refuses
 
-    def ask_logs(self) -> Generator[None, None, None]:
+    def check_logs(self) -> Generator[None, None, None]:
         """Finds out what is needed. Yields after each batch."""
         for topic, part in self._transactional_parts():
-            self._ask_log(topic, part)
+            self._check_log(topic, part)
             yield
 
     def _transactional_parts(self) -> Iterator[tuple[Topic, PartitionProduceData]]:
@@ -372,7 +372,7 @@ class _Guards:
                 if part.records and len(part.records) >= HEADER_SIZE:
                     yield topic, part
 
-    def _ask_log(self, topic: Topic, part: PartitionProduceData) -> None:
+    def _check_log(self, topic: Topic, part: PartitionProduceData) -> None:
         assert isinstance(part.records, memoryview)
         try:
             header = read_header(part.records)
@@ -397,20 +397,20 @@ class _Guards:
             self._partitions[topic.name, part.index] = key
             self._producers.add((header.producer_id, header.producer_epoch))
 
-    def _ask_logs_again(self) -> None:
+    def _check_logs_again(self) -> None:
         """The markers that were written meanwhile have ended the verifications that began before them."""
         self.needed.clear()
         self._partitions.clear()
         self._producers.clear()
         self._refused = None
-        at_once(self.ask_logs())
+        at_once(self.check_logs())
 
-    async def _ask_coordinator(self) -> None:
+    async def _verify_with_coordinator(self) -> None:
         is_tv2 = self._context.version >= _FIRST_OF_TV2
         if not is_tv2 and not self._broker.settings["transaction.partition.verification.enable"]:
             return  # the client's word is taken for it; under TV2 the partition has to be added all the same
         if is_tv2 and await self._broker.transactions.settle(self._request.transactional_id or ""):
-            self._ask_logs_again()
+            self._check_logs_again()
         if len(self._producers) > 1:
             verdicts = dict.fromkeys(self._partitions, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         elif self._producers:
@@ -432,7 +432,7 @@ class _Guards:
     async def produce(self) -> ProduceResponse | asyncio.Future[Any] | None:
         """The rest of the request, whose batches were copied."""
         if self.needed:
-            await self._ask_coordinator()
+            await self._verify_with_coordinator()
         broker, context, request = self._broker, self._context, self._request
         appends = _Appends(broker, context, self.needed)
         is_long = _count_partitions(request) > MANY

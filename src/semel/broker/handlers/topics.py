@@ -40,7 +40,7 @@ def check_assignment(broker: BrokerNode, replicas: list[int]) -> None:
 async def elect_leaders(
     broker: BrokerNode, context: RequestContext, request: messages.ElectLeadersRequest
 ) -> messages.ElectLeadersResponse:
-    """Every leader is the only replica already; asked for all partitions, there is nothing to report."""
+    """Every leader is the only replica already; with a request for all partitions, there is nothing to report."""
     topics = ((topic.topic, topic.partitions) for topic in request.topic_partitions or [])
     if request.election_type not in _ELECTION_TYPES:
         refuse = partial(_refuse_election, request.election_type)
@@ -84,17 +84,17 @@ async def alter_partition_reassignments(
 
 
 def _reassign(
-    broker: BrokerNode, topic: str, ask: messages.ReassignablePartition
+    broker: BrokerNode, topic: str, requested: messages.ReassignablePartition
 ) -> messages.ReassignablePartitionResponse:
     try:
-        if broker.topics.partition(topic, ask.partition_index) is None:
+        if broker.topics.partition(topic, requested.partition_index) is None:
             raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}.")
-        if ask.replicas is None:
+        if requested.replicas is None:
             raise TopicError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, None)
-        check_assignment(broker, ask.replicas)
+        check_assignment(broker, requested.replicas)
     except TopicError as error:
-        return messages.ReassignablePartitionResponse(ask.partition_index, error.code, error.message)
-    return messages.ReassignablePartitionResponse(ask.partition_index, ErrorCode.NONE, None)
+        return messages.ReassignablePartitionResponse(requested.partition_index, error.code, error.message)
+    return messages.ReassignablePartitionResponse(requested.partition_index, ErrorCode.NONE, None)
 
 
 async def alter_replica_log_dirs(
@@ -122,12 +122,12 @@ async def describe_log_dirs(
     broker: BrokerNode, context: RequestContext, request: messages.DescribeLogDirsRequest
 ) -> messages.DescribeLogDirsResponse:
     if request.topics is None:
-        asked = {topic.name: [part.index for part in topic.partitions] for topic in broker.topics}
+        requested = {topic.name: [part.index for part in topic.partitions] for topic in broker.topics}
     else:
-        asked = {topic.topic: topic.partitions for topic in request.topics}
+        requested = {topic.topic: topic.partitions for topic in request.topics}
     topics = []
     turns = Turns()
-    for name, indexes in asked.items():
+    for name, indexes in requested.items():
         found = []
         for index in indexes:
             if (log := broker.topics.find_log(name, index)) is not None:
@@ -160,14 +160,14 @@ async def create_topics(
     wanted: list[Wanted] = []
     plain_names: dict[str, str] = {}
     async with broker.topics.changes:
-        for asked in request.topics:
+        for requested in request.topics:
             try:
-                if counts[asked.name] > 1:
+                if counts[requested.name] > 1:
                     raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-                wanted.append(_check_new(broker, asked, plain_names))
-                results[asked.name] = messages.CreatableTopicResult(asked.name)
+                wanted.append(_check_new(broker, requested, plain_names))
+                results[requested.name] = messages.CreatableTopicResult(requested.name)
             except TopicError as error:
-                results[asked.name] = _refused(asked.name, error)
+                results[requested.name] = _refused(requested.name, error)
             await turns.next()
         for at in range(0, len(wanted), MANY):
             await _create(broker, wanted[at : at + MANY], request.validate_only, results, turns)
@@ -202,49 +202,52 @@ def _refused(name: str, error: TopicError) -> messages.CreatableTopicResult:
     return messages.CreatableTopicResult(name, error_code=error.code, error_message=error.message, configs=[])
 
 
-def _check_new(broker: BrokerNode, asked: messages.CreatableTopic, earlier: dict[str, str]) -> Wanted:
+def _check_new(broker: BrokerNode, requested: messages.CreatableTopic, earlier: dict[str, str]) -> Wanted:
     """(name, partitions, settings) of a topic that may be created next to the earlier ones of the request, whose names
     stand under their plain form."""
-    if asked.name == KAFKAS_OWN:
-        raise TopicError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {asked.name} is prohibited.")
-    plain = plain_name(asked.name)
+    if requested.name == KAFKAS_OWN:
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {requested.name} is prohibited.")
+    plain = plain_name(requested.name)
     if plain in earlier:
-        check_collision(asked.name, earlier[plain])
+        check_collision(requested.name, earlier[plain])
     configs: dict[str, str] = {}
-    for config in asked.configs:
+    for config in requested.configs:
         if config.value is None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {config.name}")
         configs[config.name] = config.value
-    broker.topics.check_new(asked.name, 1, configs)
-    count = _manual_count(broker, asked) if asked.assignments else _automatic_count(broker, asked)
-    broker.topics.check_new(asked.name, count, configs)
+    broker.topics.check_new(requested.name, 1, configs)
+    count = _manual_count(broker, requested) if requested.assignments else _automatic_count(broker, requested)
+    broker.topics.check_new(requested.name, count, configs)
     accept_topic_settings(broker, configs)
-    earlier[plain] = asked.name
-    return asked.name, count, configs
+    earlier[plain] = requested.name
+    return requested.name, count, configs
 
 
-def _manual_count(broker: BrokerNode, asked: messages.CreatableTopic) -> int:
-    for field, value in (("replication factor", asked.replication_factor), ("numPartitions", asked.num_partitions)):
+def _manual_count(broker: BrokerNode, requested: messages.CreatableTopic) -> int:
+    for field, value in (
+        ("replication factor", requested.replication_factor),
+        ("numPartitions", requested.num_partitions),
+    ):
         if value != _DEFAULT:
             message = f"A manual partition assignment was specified, but {field} was not set to -1."
             raise TopicError(ErrorCode.INVALID_REQUEST, message)
-    if sorted(given.partition_index for given in asked.assignments) != list(range(len(asked.assignments))):
+    if sorted(given.partition_index for given in requested.assignments) != list(range(len(requested.assignments))):
         raise TopicError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
         )
-    for given in asked.assignments:
+    for given in requested.assignments:
         check_assignment(broker, given.broker_ids)
-    return len(asked.assignments)
+    return len(requested.assignments)
 
 
-def _automatic_count(broker: BrokerNode, asked: messages.CreatableTopic) -> int:
-    factor = asked.replication_factor
+def _automatic_count(broker: BrokerNode, requested: messages.CreatableTopic) -> int:
+    factor = requested.replication_factor
     if factor < _DEFAULT or factor == 0:
         raise TopicError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
-    if asked.num_partitions < _DEFAULT or asked.num_partitions == 0:
+    if requested.num_partitions < _DEFAULT or requested.num_partitions == 0:
         raise TopicError(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
     if factor > 1:
         raise TopicError(
@@ -252,7 +255,7 @@ def _automatic_count(broker: BrokerNode, asked: messages.CreatableTopic) -> int:
             f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be "
             "reached because only 1 broker(s) are registered or some brokers have all their log directories cordoned.",
         )
-    count: int = broker.settings["num.partitions"] if asked.num_partitions == _DEFAULT else asked.num_partitions
+    count: int = broker.settings["num.partitions"] if requested.num_partitions == _DEFAULT else requested.num_partitions
     return count
 
 
@@ -272,26 +275,28 @@ def _created(broker: BrokerNode, topic: Topic, count: int) -> messages.Creatable
 async def create_partitions(
     broker: BrokerNode, context: RequestContext, request: messages.CreatePartitionsRequest
 ) -> messages.CreatePartitionsResponse:
-    counts = Counter(asked.name for asked in request.topics)
+    counts = Counter(requested.name for requested in request.topics)
     results: dict[str, messages.CreatePartitionsTopicResult] = {}
     turns = Turns()
     async with broker.topics.changes:
-        for asked in request.topics:
+        for requested in request.topics:
             try:
-                if counts[asked.name] > 1:
+                if counts[requested.name] > 1:
                     raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-                topic = _check_addition(broker, asked)
+                topic = _check_addition(broker, requested)
                 if not request.validate_only:
-                    await turns.run(broker.topics.addition(topic, asked.count))
-                results[asked.name] = messages.CreatePartitionsTopicResult(asked.name)
+                    await turns.run(broker.topics.addition(topic, requested.count))
+                results[requested.name] = messages.CreatePartitionsTopicResult(requested.name)
             except TopicError as error:
-                results[asked.name] = messages.CreatePartitionsTopicResult(asked.name, error.code, error.message)
+                results[requested.name] = messages.CreatePartitionsTopicResult(
+                    requested.name, error.code, error.message
+                )
             await turns.next()
     return messages.CreatePartitionsResponse(results=list(results.values()))
 
 
-def _check_addition(broker: BrokerNode, asked: messages.CreatePartitionsTopic) -> Topic:
-    topic = broker.topics.get(asked.name)
+def _check_addition(broker: BrokerNode, requested: messages.CreatePartitionsTopic) -> Topic:
+    topic = broker.topics.get(requested.name)
     if topic is None:
         raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
     if topic.is_internal:
@@ -299,24 +304,24 @@ def _check_addition(broker: BrokerNode, asked: messages.CreatePartitionsTopic) -
             ErrorCode.INVALID_REQUEST, f"{topic.name} keeps its partitions: ids are spread over them by their hash."
         )
     now = len(topic.partitions)
-    if asked.count == now:
+    if requested.count == now:
         raise TopicError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {now} partition(s).")
-    if asked.count < now:
+    if requested.count < now:
         raise TopicError(
             ErrorCode.INVALID_PARTITIONS,
-            f"The topic {topic.name} currently has {now} partition(s); {asked.count} would not be an increase.",
+            f"The topic {topic.name} currently has {now} partition(s); {requested.count} would not be an increase.",
         )
-    if asked.count > MAX_PARTITIONS_PER_TOPIC:
+    if requested.count > MAX_PARTITIONS_PER_TOPIC:
         raise TopicError(
             ErrorCode.INVALID_PARTITIONS, f"Number of partitions may be {MAX_PARTITIONS_PER_TOPIC} at most."
         )
-    if asked.assignments is not None:
-        _check_assignments(broker, asked, asked.count - now)
+    if requested.assignments is not None:
+        _check_assignments(broker, requested, requested.count - now)
     return topic
 
 
-def _check_assignments(broker: BrokerNode, asked: messages.CreatePartitionsTopic, added: int) -> None:
-    assignments = asked.assignments or []
+def _check_assignments(broker: BrokerNode, requested: messages.CreatePartitionsTopic, added: int) -> None:
+    assignments = requested.assignments or []
     if len(assignments) != added:
         raise TopicError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -334,24 +339,26 @@ _FIRST_WITH_DISABLED = 3
 async def delete_topics(
     broker: BrokerNode, context: RequestContext, request: messages.DeleteTopicsRequest
 ) -> messages.DeleteTopicsResponse:
-    asked = request.topics or [messages.DeleteTopicState(name) for name in request.topic_names]
+    requested = request.topics or [messages.DeleteTopicState(name) for name in request.topic_names]
     if not broker.settings["delete.topic.enable"]:
         has_code = context.version >= _FIRST_WITH_DISABLED
         code = ErrorCode.TOPIC_DELETION_DISABLED if has_code else ErrorCode.INVALID_REQUEST
         refused = [
-            messages.DeletableTopicResult(s.name, s.topic_id, code, "Topic deletion is disabled.") for s in asked
+            messages.DeletableTopicResult(s.name, s.topic_id, code, "Topic deletion is disabled.") for s in requested
         ]
         return messages.DeleteTopicsResponse(responses=refused)
     async with broker.topics.changes:
-        return messages.DeleteTopicsResponse(responses=await _delete(broker, asked))
+        return messages.DeleteTopicsResponse(responses=await _delete(broker, requested))
 
 
-async def _delete(broker: BrokerNode, asked: list[messages.DeleteTopicState]) -> list[messages.DeletableTopicResult]:
+async def _delete(
+    broker: BrokerNode, requested: list[messages.DeleteTopicState]
+) -> list[messages.DeletableTopicResult]:
     turns = Turns()
-    counts = Counter((state.name, state.topic_id) for state in asked)
+    counts = Counter((state.name, state.topic_id) for state in requested)
     results: dict[tuple[str | None, bytes], messages.DeletableTopicResult] = {}
     doomed: dict[str, Topic] = {}
-    for state in asked:
+    for state in requested:
         key = (state.name, state.topic_id)
         try:
             if counts[key] > 1:

@@ -23,7 +23,7 @@ from semel.broker.transactions.states import (
     NO_PRODUCER_ID,
     NO_TIMEOUT_MS,
     PREPARED,
-    Ask,
+    EventFields,
     TopicPartition,
     Transaction,
     TransactionEvent,
@@ -187,8 +187,8 @@ class TransactionCoordinator:
             active = ActiveId(
                 transactional_id, new_transaction(self._producer_ids.take(), timeout_ms, self._clock.now_ms())
             )
-        ask = self._ask(producer_id=producer_id, epoch=epoch, timeout_ms=timeout_ms, keep_prepared=keep_prepared)
-        decision = self._decide(active, TransactionEvent.INIT, ask)
+        fields = self._fields(producer_id=producer_id, epoch=epoch, timeout_ms=timeout_ms, keep_prepared=keep_prepared)
+        decision = self._decide(active, TransactionEvent.INIT, fields)
         error = await self._carry_out(active, decision, TransactionEvent.INIT)
         to = decision.to
         if error is not ErrorCode.NONE or to is None:
@@ -221,10 +221,10 @@ class TransactionCoordinator:
         active = self.ids.get(transactional_id)
         if active is None:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        ask = self._ask(
+        fields = self._fields(
             producer_id=producer_id, epoch=epoch, partitions=frozenset(partitions), client_version=client_version
         )
-        decision = self._decide(active, TransactionEvent.ADD, ask)
+        decision = self._decide(active, TransactionEvent.ADD, fields)
         return await self._carry_out(active, decision, TransactionEvent.ADD)
 
     def verify(self, transactional_id: str, producer_id: int, epoch: int, partition: TopicPartition) -> ErrorCode:
@@ -234,8 +234,8 @@ class TransactionCoordinator:
         active = self.ids.get(transactional_id)
         if active is None:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        ask = Ask(producer_id=producer_id, epoch=epoch, partitions=frozenset((partition,)))
-        return decide(active.txn, TransactionEvent.VERIFY, ask, is_pending=active.is_pending).error
+        fields = EventFields(producer_id=producer_id, epoch=epoch, partitions=frozenset((partition,)))
+        return decide(active.txn, TransactionEvent.VERIFY, fields, is_pending=active.is_pending).error
 
     async def end(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool, is_v2: bool) -> Owner:
         """EndTxn. Returns when the decision is durable; the markers follow."""
@@ -245,7 +245,7 @@ class TransactionCoordinator:
         if active is None:
             return Owner(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         event = _END_EVENTS[is_v2, commit]
-        decision = self._decide(active, event, self._ask(producer_id=producer_id, epoch=epoch))
+        decision = self._decide(active, event, self._fields(producer_id=producer_id, epoch=epoch))
         error = await self._carry_out(active, decision, event)
         if error is not ErrorCode.NONE:
             return Owner(error)
@@ -282,22 +282,24 @@ class TransactionCoordinator:
         started = []
         open_before, self._open_since = self._open_since, {}
         for active in self.ids.active():
-            decision = self._decide(active, TransactionEvent.TIMEOUT, self._ask_about_timeout(active, open_before))
+            decision = self._decide(active, TransactionEvent.TIMEOUT, self._timeout_fields(active, open_before))
             if decision.to is not None:
                 log.info("transaction timed out", extra={"transactional_id": active.id})
                 started.append(self._begin(active, decision.to, TransactionEvent.TIMEOUT))
         await asyncio.gather(*(step for step in started if not isinstance(step, DoneAtOnce)))
         return len(started)
 
-    def _ask_about_timeout(self, active: ActiveId, open_before: Mapping[str, tuple[_WhichTransaction, float]]) -> Ask:
+    def _timeout_fields(
+        self, active: ActiveId, open_before: Mapping[str, tuple[_WhichTransaction, float]]
+    ) -> EventFields:
         """Start and timeout are in wall time. Where the wall clock was set back, the time since a transaction was first
         looked at counts: else it would stay open, and hold back readers, for as long as the clock was set back."""
-        ask, now_s = self._ask(), self._clock.monotonic_s()
+        fields, now_s = self._fields(), self._clock.monotonic_s()
         which = (active.txn.producer_id, active.txn.epoch, active.txn.started_ms)
         known, since_s = open_before.get(active.id, (which, now_s))
         since_s = since_s if known == which else now_s
         self._open_since[active.id] = (which, since_s)
-        return ask._replace(now_ms=max(ask.now_ms, active.txn.started_ms + round((now_s - since_s) * 1000)))
+        return fields._replace(now_ms=max(fields.now_ms, active.txn.started_ms + round((now_s - since_s) * 1000)))
 
     async def forget_unused(self) -> int:
         """Forgets ids that were not used for transactional.id.expiration.ms. Returns how many."""
@@ -307,7 +309,7 @@ class TransactionCoordinator:
         chunk: list[ActiveId] = []
         for transactional_id in self.ids.unused_since(now_ms - expiration_ms):
             active = self.ids.get(transactional_id)
-            request = self._ask(expiration_ms=expiration_ms)
+            request = self._fields(expiration_ms=expiration_ms)
             if active is not None and self._decide(active, TransactionEvent.EXPIRE, request).to:
                 chunk.append(active)
             if len(chunk) == EXPIRY_CHUNK:
@@ -338,8 +340,8 @@ class TransactionCoordinator:
         return forgotten
 
     # --- decide, write, replay, complete -----------------------------------------------------------------------------
-    def _ask(self, **fields: Any) -> Ask:
-        return Ask(now_ms=self._clock.now_ms(), broker_version=self._settings["transaction.version"], **fields)
+    def _fields(self, **fields: Any) -> EventFields:
+        return EventFields(now_ms=self._clock.now_ms(), broker_version=self._settings["transaction.version"], **fields)
 
     async def settle(self, transactional_id: str) -> bool:
         """Waits a little if a transition of the id is pending: mostly the markers of the last transaction. Whether it
@@ -354,14 +356,14 @@ class TransactionCoordinator:
             active = self.ids.get(transactional_id)
         return True
 
-    def _decide(self, active: ActiveId, event: TransactionEvent, ask: Ask) -> TxnDecision:
+    def _decide(self, active: ActiveId, event: TransactionEvent, fields: EventFields) -> TxnDecision:
         if active.txn.exhausted:
             try:
-                ask = ask._replace(fresh_producer_id=self._producer_ids.peek())
+                fields = fields._replace(fresh_producer_id=self._producer_ids.peek())
             except StorageError as error:
                 log.error("no producer id", extra={"transactional_id": active.id, "error": str(error)})
                 return TxnDecision(error.code)
-        decision = decide(active.txn, event, ask, is_pending=active.is_pending)
+        decision = decide(active.txn, event, fields, is_pending=active.is_pending)
         if decision.takes_producer_id:
             self._producer_ids.take()
         return decision
@@ -511,7 +513,7 @@ _MARKER_NEEDED_NO_MORE = frozenset(
 
 
 def _completed(txn: Transaction, now_ms: int) -> Transaction:
-    to = decide(txn, TransactionEvent.MARKERS_WRITTEN, Ask(now_ms=now_ms)).to
+    to = decide(txn, TransactionEvent.MARKERS_WRITTEN, EventFields(now_ms=now_ms)).to
     assert to is not None
     return to
 

@@ -230,7 +230,7 @@ def updated_ms_of(data: bytes) -> int:
     return updated_ms
 
 
-# --- Producer ids, and all transactional ids of the broker as the records of `__transaction_state` tell them ---
+# --- Producer ids, and all transactional ids of the broker by the records of `__transaction_state` ---
 #
 # A producer id is never given out twice: a block is durable before its first id is used.
 #

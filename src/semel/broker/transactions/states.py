@@ -76,7 +76,7 @@ class Transaction(NamedTuple):
     previous_producer_id: int = NO_PRODUCER_ID  # the one before the last transition
     next_producer_id: int = NO_PRODUCER_ID  # takes over when the markers are written
     epoch: int = NO_EPOCH
-    last_epoch: int = NO_EPOCH  # before the last bump that its owner asked for: its late retries are known by it
+    last_epoch: int = NO_EPOCH  # before the last bump that its owner requested: its late retries are known by it
     timeout_ms: int = 0
     state: TxnState = TxnState.EMPTY
     partitions: frozenset[TopicPartition] = NO_PARTITIONS
@@ -104,7 +104,7 @@ class Transaction(NamedTuple):
         return self.owner_epoch >= LAST_CLIENT_EPOCH
 
 
-class Ask(NamedTuple):
+class EventFields(NamedTuple):
     """What comes with an event. Fields that an event does not use keep their default."""
 
     producer_id: int = NO_PRODUCER_ID
@@ -135,111 +135,114 @@ NOT_STORED = Transaction(NO_PRODUCER_ID)  # the value of an id that the log has 
 # --- guards: questions about the value and the request -------------------------------------------------------------
 class Guard(NamedTuple):
     text: str
-    holds: Callable[[Transaction, Ask], bool]
+    holds: Callable[[Transaction, EventFields], bool]
 
 
-always = Guard("always", lambda txn, ask: True)
-foreign_id = Guard("another producer id", lambda txn, ask: ask.producer_id != txn.owner_id)
-foreign_epoch = Guard("another epoch", lambda txn, ask: ask.epoch != txn.owner_epoch)
-is_kept = Guard("kept from an earlier owner", lambda txn, ask: txn.is_kept)
-to_keep = Guard("keepPreparedTxn", lambda txn, ask: ask.keep_prepared)
-contained = Guard("partitions already in it", lambda txn, ask: ask.partitions <= txn.partitions)
-v2_broker = Guard("broker at TV2", lambda txn, ask: ask.broker_version >= 2)
+always = Guard("always", lambda txn, fields: True)
+foreign_id = Guard("another producer id", lambda txn, fields: fields.producer_id != txn.owner_id)
+foreign_epoch = Guard("another epoch", lambda txn, fields: fields.epoch != txn.owner_epoch)
+is_kept = Guard("kept from an earlier owner", lambda txn, fields: txn.is_kept)
+to_keep = Guard("keepPreparedTxn", lambda txn, fields: fields.keep_prepared)
+contained = Guard("partitions already in it", lambda txn, fields: fields.partitions <= txn.partitions)
+v2_broker = Guard("broker at TV2", lambda txn, fields: fields.broker_version >= 2)
 within_timeout = Guard(
     "within its timeout, or without one",
-    lambda txn, ask: txn.timeout_ms == NO_TIMEOUT_MS or txn.started_ms + txn.timeout_ms >= ask.now_ms,
+    lambda txn, fields: txn.timeout_ms == NO_TIMEOUT_MS or txn.started_ms + txn.timeout_ms >= fields.now_ms,
 )
 unused = Guard(
-    "unused for transactional.id.expiration.ms", lambda txn, ask: txn.updated_ms <= ask.now_ms - ask.expiration_ms
+    "unused for transactional.id.expiration.ms",
+    lambda txn, fields: txn.updated_ms <= fields.now_ms - fields.expiration_ms,
 )
-is_new = Guard("first use", lambda txn, ask: txn.epoch == NO_EPOCH)
-no_expectation = Guard("no expected epoch", lambda txn, ask: not ask.has_expectation)
-expects_current = Guard("expects the current epoch", lambda txn, ask: ask.epoch == txn.epoch)
-expects_last = Guard("expects the last epoch (a retry)", lambda txn, ask: ask.epoch == txn.last_epoch)
+is_new = Guard("first use", lambda txn, fields: txn.epoch == NO_EPOCH)
+no_expectation = Guard("no expected epoch", lambda txn, fields: not fields.has_expectation)
+expects_current = Guard("expects the current epoch", lambda txn, fields: fields.epoch == txn.epoch)
+expects_last = Guard("expects the last epoch (a retry)", lambda txn, fields: fields.epoch == txn.last_epoch)
 stale_expectation = Guard(
-    "expects an epoch that is not current", lambda txn, ask: ask.has_expectation and ask.epoch != txn.owner_epoch
+    "expects an epoch that is not current",
+    lambda txn, fields: fields.has_expectation and fields.epoch != txn.owner_epoch,
 )
 worn_out = Guard(
-    "no epochs left", lambda txn, ask: txn.exhausted and (not ask.has_expectation or ask.epoch == txn.epoch)
+    "no epochs left", lambda txn, fields: txn.exhausted and (not fields.has_expectation or fields.epoch == txn.epoch)
 )
 
 
-def _is_foreign_owner(txn: Transaction, ask: Ask) -> bool:
-    if not ask.has_expectation or txn.epoch == NO_EPOCH or ask.producer_id == txn.owner_id:
+def _is_foreign_owner(txn: Transaction, fields: EventFields) -> bool:
+    if not fields.has_expectation or txn.epoch == NO_EPOCH or fields.producer_id == txn.owner_id:
         return False
-    return ask.producer_id != txn.previous_producer_id or ask.epoch < LAST_CLIENT_EPOCH
+    return fields.producer_id != txn.previous_producer_id or fields.epoch < LAST_CLIENT_EPOCH
 
 
-def _is_overflow_retry(txn: Transaction, ask: Ask) -> bool:
-    return txn.previous_producer_id == ask.producer_id and ask.epoch == LAST_CLIENT_EPOCH and txn.owner_epoch == 0
+def _is_overflow_retry(txn: Transaction, fields: EventFields) -> bool:
+    return txn.previous_producer_id == fields.producer_id and fields.epoch == LAST_CLIENT_EPOCH and txn.owner_epoch == 0
 
 
-def _is_retried_end(txn: Transaction, ask: Ask) -> bool:
-    return txn.owner_epoch == ask.epoch + 1
+def _is_retried_end(txn: Transaction, fields: EventFields) -> bool:
+    return txn.owner_epoch == fields.epoch + 1
 
 
 foreign_owner = Guard("expects a producer id that is not the owner's", _is_foreign_owner)
 foreign_id_v2 = Guard(
-    "another producer id", lambda txn, ask: ask.producer_id != txn.owner_id and not _is_overflow_retry(txn, ask)
+    "another producer id",
+    lambda txn, fields: fields.producer_id != txn.owner_id and not _is_overflow_retry(txn, fields),
 )
 bumped_by_it = Guard("a retry of the end that made this epoch", _is_retried_end)
 retried_end = Guard(
-    "a retry of the last end", lambda txn, ask: _is_retried_end(txn, ask) or _is_overflow_retry(txn, ask)
+    "a retry of the last end", lambda txn, fields: _is_retried_end(txn, fields) or _is_overflow_retry(txn, fields)
 )
 
 
 # --- changes: how a transition makes the next value -----------------------------------------------------------------
 
-Change = Callable[[Transaction, Ask, TxnState], Transaction]
+Change = Callable[[Transaction, EventFields, TxnState], Transaction]
 
 
-def _moved(txn: Transaction, ask: Ask, to: TxnState, **changes: Any) -> Transaction:
+def _moved(txn: Transaction, fields: EventFields, to: TxnState, **changes: Any) -> Transaction:
     """What every transition does: the state, the time, and the producer id so far becomes the previous one."""
-    return txn._replace(state=to, updated_ms=ask.now_ms, previous_producer_id=txn.producer_id, **changes)
+    return txn._replace(state=to, updated_ms=fields.now_ms, previous_producer_id=txn.producer_id, **changes)
 
 
-def _initialised(txn: Transaction, ask: Ask, epoch: int, last_epoch: int) -> Transaction:
+def _initialised(txn: Transaction, fields: EventFields, epoch: int, last_epoch: int) -> Transaction:
     return _moved(
         txn,
-        ask,
+        fields,
         TxnState.EMPTY,
         epoch=epoch,
         last_epoch=last_epoch,
-        timeout_ms=ask.timeout_ms,
+        timeout_ms=fields.timeout_ms,
         partitions=NO_PARTITIONS,
         started_ms=NO_TIME,
         next_producer_id=NO_PRODUCER_ID,
     )
 
 
-def take_over(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    return _initialised(txn, ask, txn.epoch + 1, NO_EPOCH)
+def take_over(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
+    return _initialised(txn, fields, txn.epoch + 1, NO_EPOCH)
 
 
-def bump(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    return _initialised(txn, ask, txn.epoch + 1, txn.epoch)
+def bump(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
+    return _initialised(txn, fields, txn.epoch + 1, txn.epoch)
 
 
-def repeat(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    again = _initialised(txn, ask, txn.epoch, txn.last_epoch)
+def repeat(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
+    again = _initialised(txn, fields, txn.epoch, txn.last_epoch)
     return again._replace(previous_producer_id=txn.previous_producer_id)  # so that a third try is known as well
 
 
-def rotate(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    last = txn.epoch if ask.has_expectation else NO_EPOCH
-    return _initialised(txn, ask, 0, last)._replace(producer_id=ask.fresh_producer_id)
+def rotate(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
+    last = txn.epoch if fields.has_expectation else NO_EPOCH
+    return _initialised(txn, fields, 0, last)._replace(producer_id=fields.fresh_producer_id)
 
 
-def keep(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
+def keep(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
     """The caller becomes the owner of what an earlier owner wrote; that one is fenced by the next identity."""
     if txn.exhausted:
-        next_id, next_epoch = ask.fresh_producer_id, 0
+        next_id, next_epoch = fields.fresh_producer_id, 0
     else:
         next_id, next_epoch = txn.owner_id, txn.owner_epoch + 1
     return txn._replace(
         state=to,
-        updated_ms=ask.now_ms,
-        timeout_ms=NO_TIMEOUT_MS if ask.timeout_ms == NO_TIMEOUT_MS else txn.timeout_ms,
+        updated_ms=fields.now_ms,
+        timeout_ms=NO_TIMEOUT_MS if fields.timeout_ms == NO_TIMEOUT_MS else txn.timeout_ms,
         previous_producer_id=txn.owner_id,
         next_producer_id=next_id,
         next_epoch=next_epoch,
@@ -247,45 +250,47 @@ def keep(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     )
 
 
-def begin(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    return _moved(txn, ask, to, partitions=ask.partitions, started_ms=ask.now_ms, client_version=ask.client_version)
+def begin(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
+    return _moved(
+        txn, fields, to, partitions=fields.partitions, started_ms=fields.now_ms, client_version=fields.client_version
+    )
 
 
-def grow(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    return _moved(txn, ask, to, partitions=txn.partitions | ask.partitions, client_version=ask.client_version)
+def grow(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
+    return _moved(txn, fields, to, partitions=txn.partitions | fields.partitions, client_version=fields.client_version)
 
 
-def end_v1(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
+def end_v1(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
     if txn.is_kept:
-        return _moved(txn, ask, to, client_version=0)._replace(previous_producer_id=txn.owner_id)
-    return _moved(txn, ask, to, client_version=0, next_producer_id=NO_PRODUCER_ID)
+        return _moved(txn, fields, to, client_version=0)._replace(previous_producer_id=txn.owner_id)
+    return _moved(txn, fields, to, client_version=0, next_producer_id=NO_PRODUCER_ID)
 
 
-def end_v2(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
+def end_v2(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
     """The markers carry the new epoch, so that they close the door behind this transaction in every partition."""
-    ended = _moved(txn, ask, to, epoch=min(txn.epoch + 1, MAX_EPOCH), last_epoch=txn.owner_epoch, client_version=2)
+    ended = _moved(txn, fields, to, epoch=min(txn.epoch + 1, MAX_EPOCH), last_epoch=txn.owner_epoch, client_version=2)
     if txn.is_kept:
-        return _next_owner(txn, ask, ended)
-    return ended._replace(next_producer_id=ask.fresh_producer_id if txn.exhausted else NO_PRODUCER_ID)
+        return _next_owner(txn, fields, ended)
+    return ended._replace(next_producer_id=fields.fresh_producer_id if txn.exhausted else NO_PRODUCER_ID)
 
 
-def _next_owner(txn: Transaction, ask: Ask, ended: Transaction) -> Transaction:
+def _next_owner(txn: Transaction, fields: EventFields, ended: Transaction) -> Transaction:
     """The owner of a kept transaction ends it, and gets a new epoch as for any other end."""
-    next_id, next_epoch = (ask.fresh_producer_id, 0) if txn.exhausted else (txn.owner_id, txn.owner_epoch + 1)
+    next_id, next_epoch = (fields.fresh_producer_id, 0) if txn.exhausted else (txn.owner_id, txn.owner_epoch + 1)
     return ended._replace(previous_producer_id=txn.owner_id, next_producer_id=next_id, next_epoch=next_epoch)
 
 
-def end_nothing_v2(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    return end_v2(txn, ask, to)._replace(started_ms=ask.now_ms)
+def end_nothing_v2(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
+    return end_v2(txn, fields, to)._replace(started_ms=fields.now_ms)
 
 
-def fence_v1(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    fenced = end_v1(txn, ask, to)._replace(epoch=min(txn.epoch + 1, MAX_EPOCH), last_epoch=NO_EPOCH)
-    return _next_owner(txn, ask, fenced) if txn.is_kept else fenced
+def fence_v1(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
+    fenced = end_v1(txn, fields, to)._replace(epoch=min(txn.epoch + 1, MAX_EPOCH), last_epoch=NO_EPOCH)
+    return _next_owner(txn, fields, fenced) if txn.is_kept else fenced
 
 
-def complete(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    moved = _moved(txn, ask, to, partitions=NO_PARTITIONS, next_producer_id=NO_PRODUCER_ID, next_epoch=NO_EPOCH)
+def complete(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
+    moved = _moved(txn, fields, to, partitions=NO_PARTITIONS, next_producer_id=NO_PRODUCER_ID, next_epoch=NO_EPOCH)
     if txn.is_kept:
         return moved._replace(
             producer_id=txn.owner_id, epoch=txn.owner_epoch, previous_producer_id=txn.previous_producer_id
@@ -295,8 +300,8 @@ def complete(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     return moved
 
 
-def forget(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    return _moved(txn, ask, to, partitions=NO_PARTITIONS)
+def forget(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
+    return _moved(txn, fields, to, partitions=NO_PARTITIONS)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -314,7 +319,7 @@ E = ErrorCode
 
 # While a transition waits for its record or for its markers, the id is pending. Which question comes first
 # differs from event to event, and clients can see it.
-pending = Guard("a transition is pending", lambda txn, ask: False)  # asked by `decide`, which knows
+pending = Guard("a transition is pending", lambda txn, fields: False)  # asked by `decide`, which knows
 
 CHECKS: dict[TransactionEvent, tuple[Check, ...]] = {
     TransactionEvent.INIT: ((pending, E.CONCURRENT_TRANSACTIONS), (foreign_owner, E.PRODUCER_FENCED)),
@@ -417,21 +422,21 @@ class TxnDecision(NamedTuple):
 
     error: ErrorCode
     to: Transaction | None = None
-    takes_producer_id: bool = False  # the fresh producer id of the question is used up; see `Ask.fresh_producer_id`
+    takes_producer_id: bool = False  # the fresh producer id of the fields is used up; see `Ask.fresh_producer_id`
 
 
-def decide(txn: Transaction, event: TransactionEvent, ask: Ask, *, is_pending: bool = False) -> TxnDecision:
+def decide(txn: Transaction, event: TransactionEvent, fields: EventFields, *, is_pending: bool = False) -> TxnDecision:
     """What an event means for a transactional id. Raises KeyError for states that no id is ever seen in."""
     rules = CELLS[txn.state, event]
     for guard, error in CHECKS[event]:
-        if is_pending if guard is pending else guard.holds(txn, ask):
+        if is_pending if guard is pending else guard.holds(txn, fields):
             return TxnDecision(error)
     for rule in rules:
-        if rule.when.holds(txn, ask):
+        if rule.when.holds(txn, fields):
             if rule.to is None or rule.change is None:
                 return TxnDecision(rule.error)
-            to = rule.change(txn, ask, rule.to)
-            fresh = ask.fresh_producer_id
+            to = rule.change(txn, fields, rule.to)
+            fresh = fields.fresh_producer_id
             return TxnDecision(
                 rule.error, to, fresh != NO_PRODUCER_ID and fresh in (to.producer_id, to.next_producer_id)
             )

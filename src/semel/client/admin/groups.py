@@ -146,8 +146,8 @@ class GroupCalls(AdminBase):
     ) -> None:
         """Moves a group that has no members now: the broker refuses while it has some."""
         deadline = self._deadline(timeout_ms)
-        positions = [at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at) for at in offsets.values()]
-        wanted = dict(zip(checked_partitions(offsets), positions, strict=True))
+        committed = [at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at) for at in offsets.values()]
+        wanted = dict(zip(checked_partitions(offsets), committed, strict=True))
         try:
             await self.cluster.retry(
                 lambda: commit_offsets(self.cluster, GroupMetadata(group_id), wanted, deadline),

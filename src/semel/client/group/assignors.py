@@ -233,9 +233,9 @@ def decode_member(member_id: str, instance_id: str | None, data: bytes, assignor
     subscription, _ = CONSUMER_SUBSCRIPTION.decode_from(data, min(version, SUBSCRIPTION_VERSION), _VERSION.size)
     owned, generation = subscription.owned_partitions, subscription.generation_id
     if assignor.sends_owned and subscription.user_data:
-        told, told_generation = _read_user_data(subscription.user_data, assignor)
-        owned = owned or told
-        generation = told_generation if generation == NO_GENERATION else generation
+        reported, reported_generation = _read_user_data(subscription.user_data, assignor)
+        owned = owned or reported
+        generation = reported_generation if generation == NO_GENERATION else generation
     flat = frozenset((entry.topic, index) for entry in owned for index in entry.partitions)
     return SubscribedMember(member_id, instance_id, frozenset(subscription.topics), flat, generation)
 
@@ -295,8 +295,8 @@ def _read_user_data(data: bytes, assignor: Assignor) -> tuple[list[ConsumerProto
         return [], int(_GENERATION.unpack(data)[0])
     for version in (1, 0):
         try:
-            told = _STICKY_USER_DATA.decode(data, version)
+            reported = _STICKY_USER_DATA.decode(data, version)
         except DecodeError:
             continue
-        return told.previous, told.generation
+        return reported.previous, reported.generation
     return [], NO_GENERATION

@@ -6,7 +6,7 @@ consumer has given it back (committed, and called its listener), and only then o
 owns the rest:
 
     core.polled(now_s)                          # the program is alive
-    if core.is_due_to_join(now_s): core.join(topics, owned)    # joins, or tells at once what changed; then `responded`
+    if core.is_due_to_join(now_s): core.join(topics, owned)    # joins, or sends at once what changed; then `responded`
     core.beat(now_s)                            # a heartbeat if it is due, or the departure of one that does not poll
     core.beaten(request, response, now_s)       # what the coordinator says to it
     core.take_change()                          # for the consumer: an assignment, lost partitions, an error
@@ -49,7 +49,7 @@ from semel.protocol.messages.groups import (
 log = logging.getLogger(__name__)
 
 JOINS, LEAVES, LEAVES_FOR_A_WHILE = 0, -1, -2  # member epochs with a meaning of their own
-# What the response to a commit can tell about the membership.
+# What the response to a commit says about the membership.
 _MEMBERSHIP_EVENTS = (
     ConsumerProtocolEvent.EXPELLED,
     ConsumerProtocolEvent.TAKEN_OVER,
@@ -76,8 +76,8 @@ class HeartbeatDeparture(NamedTuple):
         return ConsumerGroupHeartbeatRequest(self.group_id, self.member_id, epoch, self.instance_id)
 
 
-class _Told(NamedTuple):
-    """What a heartbeat told the coordinator."""
+class _Reported(NamedTuple):
+    """What a heartbeat reported to the coordinator."""
 
     topics: frozenset[str]
     owned: Ids
@@ -106,8 +106,8 @@ class ConsumerProtocolCore(MemberBase):
         self._offered: dict[TopicPartition, bytes] | None = None  # to the consumer, with the ids of the topics
         self._owned: dict[TopicPartition, bytes] = {}
         self._owned_ids: Ids = frozenset()  # the same, as the coordinator says it
-        self._told: _Told | None = None  # None: nothing, or nothing is sure; the next heartbeat tells everything
-        self._on_its_way: tuple[ConsumerGroupHeartbeatRequest, _Told] | None = None
+        self._reported: _Reported | None = None  # None: nothing, or nothing is sure; the next heartbeat has everything
+        self._on_its_way: tuple[ConsumerGroupHeartbeatRequest, _Reported] | None = None
         self._is_resubscribing = False
         self._next_beat_s = NEVER_S
 
@@ -115,7 +115,7 @@ class ConsumerProtocolCore(MemberBase):
 
     @property
     def wants_to_join(self) -> bool:
-        """Whether there is something to tell the coordinator at once, once the consumer is ready for it."""
+        """Whether there is something to report to the coordinator at once, once the consumer is ready for it."""
         if self._on_its_way is not None:
             return False
         is_out = self.state is ConsumerProtocolState.UNJOINED
@@ -172,7 +172,7 @@ class ConsumerProtocolCore(MemberBase):
             self._apply(ConsumerProtocolEvent.RECONCILED, 0.0)
 
     def rejoin(self, reason: str) -> None:
-        """The topics changed: tells the coordinator."""
+        """The topics changed: the next heartbeat reports it."""
         log.info("group %s: telling the coordinator: %s", self.group_id, reason)
         self._is_resubscribing = True
 
@@ -198,7 +198,7 @@ class ConsumerProtocolCore(MemberBase):
     @property
     def _has_news(self) -> bool:
         """Whether the coordinator does not know yet what the member owns."""
-        return self._told is not None and self._told.owned != self._owned_ids
+        return self._reported is not None and self._reported.owned != self._owned_ids
 
     # --- joining, and telling what changed ---
 
@@ -214,7 +214,7 @@ class ConsumerProtocolCore(MemberBase):
         return self.wants_to_join and now_s >= self.retry_at_s
 
     def join(self, topics: frozenset[str], owned: Iterable[TopicPartition]) -> ConsumerGroupHeartbeatRequest:
-        """A heartbeat to be sent now: it joins, or tells what changed."""
+        """A heartbeat to be sent now: it joins, or reports what changed."""
         self._topics = topics
         self._is_resubscribing = False
         if self.state is ConsumerProtocolState.UNJOINED:
@@ -237,23 +237,23 @@ class ConsumerProtocolCore(MemberBase):
 
     def _request(self) -> ConsumerGroupHeartbeatRequest:
         """With all that the coordinator may not know."""
-        settings, told = self._settings, self._told
-        telling = _Told(self._topics, self._owned_ids)
+        settings, reported = self._settings, self._reported
+        current = _Reported(self._topics, self._owned_ids)
         request = ConsumerGroupHeartbeatRequest(self.group_id, self.member_id, self.epoch, settings.group_instance_id)
-        if told is None:
+        if reported is None:
             request.rebalance_timeout_ms = settings.max_poll_interval_ms
             request.server_assignor = settings.group_remote_assignor
-        if told is None or told.topics != telling.topics:
-            request.subscribed_topic_names = sorted(telling.topics)
-        if told is None or told.owned != telling.owned:
-            request.topic_partitions = _by_topic(telling.owned)
-        self._on_its_way = (request, telling)
+        if reported is None or reported.topics != current.topics:
+            request.subscribed_topic_names = sorted(current.topics)
+        if reported is None or reported.owned != current.owned:
+            request.topic_partitions = _by_topic(current.owned)
+        self._on_its_way = (request, current)
         return request
 
     def unanswered(self, now_s: float) -> None:
         """What `join` returned got no response, or one that makes no sense, or could not be sent; or a call was
-        interrupted (Ctrl-C). The next heartbeat tells everything, and the response to it has the assignment."""
-        self._told = None
+        interrupted (Ctrl-C). The next heartbeat reports everything, and the response to it has the assignment."""
+        self._reported = None
         if self._on_its_way is not None or self.is_rebalancing:
             self._failed(ConsumerProtocolEvent.COORDINATOR_LOST, now_s)
 
@@ -302,7 +302,7 @@ class ConsumerProtocolCore(MemberBase):
             self._failed(event, now_s, code, response.error_message)
 
     def not_beaten(self, request: ConsumerGroupHeartbeatRequest, now_s: float) -> None:
-        """No response. The next heartbeat tells everything; the coordinator returns an error if the session ended."""
+        """No response. The next heartbeat reports everything; the coordinator returns an error if the session ended."""
         if self._is_on_its_way(request):
             self._failed(ConsumerProtocolEvent.COORDINATOR_LOST, now_s)
 
@@ -311,7 +311,7 @@ class ConsumerProtocolCore(MemberBase):
 
     def _accepted(self, response: ConsumerGroupHeartbeatResponse, now_s: float) -> None:
         assert self._on_its_way is not None
-        (_, self._told), self._on_its_way = self._on_its_way, None
+        (_, self._reported), self._on_its_way = self._on_its_way, None
         self._pauses.reset()
         self._next_beat_s = now_s + response.heartbeat_interval_ms / 1000
         self.epoch = response.member_epoch
@@ -337,7 +337,7 @@ class ConsumerProtocolCore(MemberBase):
         self, event: ConsumerProtocolEvent, now_s: float, code: ErrorCode | None = None, detail: str | None = None
     ) -> None:
         """A heartbeat failed."""
-        self._on_its_way = self._told = None
+        self._on_its_way = self._reported = None
         self._apply(event, now_s, code, "a heartbeat to", detail)
         self._next_beat_s = max(self.retry_at_s, now_s)
 
@@ -349,12 +349,12 @@ class ConsumerProtocolCore(MemberBase):
         if event in _MEMBERSHIP_EVENTS:
             self._apply(event, now_s, code, "committing to")
         elif code is ErrorCode.STALE_MEMBER_EPOCH and self._on_its_way is None:
-            self._told, self._next_beat_s = None, now_s  # the response that had the new epoch was lost
+            self._reported, self._next_beat_s = None, now_s  # the response that had the new epoch was lost
 
     # --- the end ---
 
     def leave(self, reason: str) -> HeartbeatDeparture | None:
-        """For good. What to tell the coordinator, if anything."""
+        """For good. What to send to the coordinator, if anything."""
         self._on_its_way = None
         self.state, effect = step(self.state, ConsumerProtocolEvent.LEAVE)
         return self._departure(reason) if effect & MembershipEffect.SEND_LEAVE else None
@@ -379,7 +379,7 @@ class ConsumerProtocolCore(MemberBase):
             self._change = MembershipChange(lost=True, error=self._change.error)
             self._own({})
             self._assigned, self._offered = frozenset(), None
-            self._told = self._on_its_way = None
+            self._reported = self._on_its_way = None
         if effect & MembershipEffect.FIND_COORDINATOR:
             self._is_in_doubt = True
         if effect & MembershipEffect.BACK_OFF:

@@ -5,7 +5,7 @@
         |                      |                  |  |   <-reconciled---+     |
         +-- coordinator lost, busy, refused --+   +-------- expelled ---------+
 
-There are no generations: the coordinator tells each member by heartbeats what to give back and what it gets, one step
+There are no generations: responses to heartbeats say what each member gives back and what it gets, one step
 after the other, and a member goes on reading what it keeps. One that was expelled has lost its partitions: others may
 already read them. FENCED and LEFT are final. No I/O, no clock.
 """

@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 PROTOCOL_TYPE = "consumer"
 FIRST_LEAVE_WITH_REASON = 3
-# What the response to a commit can tell about the membership.
+# What the response to a commit says about the membership.
 _MEMBERSHIP_EVENTS = (
     MembershipEvent.REBALANCE,
     MembershipEvent.STALE,
@@ -342,7 +342,7 @@ class MemberCore(MemberBase):
     # --- the end ---
 
     def leave(self, reason: str) -> Departure | None:
-        """For good. What to tell the coordinator, if anything: static members keep their place."""
+        """For good. What to send to the coordinator, if anything: static members keep their place."""
         self.state, effect = step(self.state, MembershipEvent.LEAVE)
         return self._departure(reason) if effect & MembershipEffect.SEND_LEAVE else None
 

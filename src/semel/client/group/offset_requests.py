@@ -116,9 +116,9 @@ def offset_commit_request(
         OffsetCommitRequestTopic(
             name=name,
             partitions=[
-                OffsetCommitRequestPartition(index, position.offset, position.leader_epoch, position.metadata)
+                OffsetCommitRequestPartition(index, committed.offset, committed.leader_epoch, committed.metadata)
                 for index in parts
-                for position in (offsets[TopicPartition(name, index)],)
+                for committed in (offsets[TopicPartition(name, index)],)
             ],
         )
         for name, parts in by_topic(offsets).items()

@@ -162,11 +162,11 @@ class CoordinatorCalls:
         self, identity: Identity, group: GroupMetadata, offsets: Mapping[tuple[str, int], OffsetAndMetadata]
     ) -> messages.TxnOffsetCommitRequest:
         topics: dict[str, messages.TxnOffsetCommitRequestTopic] = {}
-        for (name, partition), position in offsets.items():
+        for (name, partition), committed in offsets.items():
             topic = topics.setdefault(name, messages.TxnOffsetCommitRequestTopic(name))
             topic.partitions.append(
                 messages.TxnOffsetCommitRequestPartition(
-                    partition, position.offset, position.leader_epoch, position.metadata
+                    partition, committed.offset, committed.leader_epoch, committed.metadata
                 )
             )
         return messages.TxnOffsetCommitRequest(

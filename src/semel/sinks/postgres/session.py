@@ -1,7 +1,7 @@
 """Transactions whose outcome is always known.
 
 A connection that breaks while COMMIT is under way leaves its outcome open: the server may have committed, may still
-commit, or not. `DatabaseSession.run` then asks on a new connection, and the caller's `was_committed` reads what the
+commit, or not. `DatabaseSession.run` then opens a new connection, and the caller's `was_committed` reads what the
 transaction would have written, under a lock that the transaction held (an owner row, `owners.hold`): so it cannot be
 read before the lost transaction has ended.
 """

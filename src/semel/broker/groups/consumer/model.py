@@ -1,4 +1,4 @@
-"""A group of the consumer protocol (KIP-848) as its records tell it. Pure: a group is what its changes made of it.
+"""A group of the consumer protocol (KIP-848) as its records have it. Pure: a group is what its changes made of it.
 
 The broker assigns partitions. The group has an epoch, raised with every change of members, subscriptions or topics; a
 target assignment, made for an epoch; and for each member its current assignment, which moves towards the target in

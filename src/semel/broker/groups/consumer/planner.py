@@ -214,11 +214,11 @@ class Beat(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """Whether the member told everything about itself, as it does when it joins or is not sure what we know."""
+        """Whether the member sent everything about itself, as it does when it joins or is not sure what we know."""
         request = self.request
         named = request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None
-        told = request.rebalance_timeout_ms != -1 and request.topic_partitions is not None
-        return request.member_epoch == JOINS or (named and told)
+        is_reported = request.rebalance_timeout_ms != -1 and request.topic_partitions is not None
+        return request.member_epoch == JOINS or (named and is_reported)
 
 
 def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignors: Iterable[str]) -> None:
@@ -349,8 +349,8 @@ class Planner:
         after = reconcile(current, draft.group.target_epoch, target, beat.owned, draft.group.is_free)
         if after != current or member_id not in draft.group.current:
             draft.change(CurrentSet(draft.group.group_id, member_id, after))
-        told = beat.is_full or after.assigned != current.assigned
-        return HeartbeatResult(member_id, after.epoch, after.assigned if told else None)
+        is_reported = beat.is_full or after.assigned != current.assigned
+        return HeartbeatResult(member_id, after.epoch, after.assigned if is_reported else None)
 
     def _admit(self, draft: Draft, beat: Beat) -> str:
         """The member's id, once it is clear that the heartbeat may speak for it."""
@@ -398,7 +398,7 @@ class Planner:
     def _update(
         self, draft: Draft, member_id: str, beat: Beat
     ) -> tuple[Subscription, tuple[tuple[str, ...], str | None] | None]:
-        """The member's subscription with what the heartbeat told, and (topics, expression) as they were before."""
+        """The member's subscription with what the heartbeat says, and (topics, expression) as they were before."""
         request = beat.request
         old = draft.group.subscriptions.get(member_id)
         base = old or Subscription()
