@@ -8,6 +8,7 @@ from semel.client import log_view
 from semel.client.cluster import Cluster
 from semel.client.cluster_calls import Leader
 from semel.client.errors import FatalError, TimedOutError, error_of
+from semel.client.group.offset_requests import by_topic
 from semel.client.immediate import blocking
 from semel.client.producer.batches import Identity, Place
 from semel.client.timing import Deadline
@@ -76,10 +77,7 @@ def _states_at(
 ) -> dict[Place, messages.ProducerState]:
     """Of partitions with one leader. If that has changed, the new leader of the first says which others it does not
     lead, and all are grouped again."""
-    topics: dict[str, messages.ProducersTopic] = {}
-    for topic, partition in places:
-        topics.setdefault(topic, messages.ProducersTopic(topic)).partition_indexes.append(partition)
-    request = messages.DescribeProducersRequest(list(topics.values()))
+    request = messages.DescribeProducersRequest([messages.ProducersTopic(*each) for each in by_topic(places).items()])
     response = cluster.call(
         Leader(*places[0]), messages.DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None
     )

@@ -24,7 +24,8 @@ WRITERS = 50
 ATTEMPT_TIMEOUT_MS = 8_000
 
 
-def _say_working() -> Callable[[Any], None]:
+def say_working() -> Callable[[Any], None]:
+    """For `on_settled`: says once that the pipeline works."""
     said: list[bool] = []
 
     def tell(_: Any) -> None:
@@ -40,7 +41,7 @@ def run_entity_owner(options: dict[str, Any]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     entities = Entities(options.pop("name"), bootstrap_servers=options.pop("bootstrap_servers"))
     entities.create(options.pop("partitions"))
-    entities.owner(fold=lambda total, _: (total or 0) + 1, on_settled=_say_working(), **options).run()
+    entities.owner(fold=lambda total, _: (total or 0) + 1, on_settled=say_working(), **options).run()
     return 0
 
 
@@ -195,7 +196,7 @@ def run_saga_loop(options: dict[str, Any]) -> int:
     sagas = transfers(options.pop("name"), options.pop("bootstrap_servers"), options.pop("delay_ms", 0))
     sagas.create(options.pop("partitions"))
     role = options.pop("role")
-    options["on_settled"] = _say_working()
+    options["on_settled"] = say_working()
     loop = sagas.orchestrator(**options) if role == "orchestrator" else sagas.participant("accounts", **options)
     loop.run()
     return 0

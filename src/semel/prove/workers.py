@@ -311,14 +311,9 @@ def run_tables(options: dict[str, Any]) -> int:
         "outbox": lambda record: record.value,
     }
     sink = Postgres(dsn, event_id=ids.get(kind), with_topics=kind == "both")
-    settled = [False]
-
-    def tell(_: Any) -> None:
-        if not settled[0]:
-            settled[0] = True
-            print("working", flush=True)
-
-    Processor(options.pop("source"), sink, write, commit_interval_ms=60, on_settled=tell, **options).run()
+    Processor(
+        options.pop("source"), sink, write, commit_interval_ms=60, on_settled=pattern_workers.say_working(), **options
+    ).run()
     return 0
 
 
@@ -343,7 +338,6 @@ def run_files(options: dict[str, Any]) -> int:
     for name in ("sink", "producer"):
         options.pop(name)
     delay_s = options.pop("delay_ms") / 1000
-    settled = [False]
 
     def row(record: Any) -> dict[str, Any]:
         time.sleep(delay_s)
@@ -355,13 +349,8 @@ def run_files(options: dict[str, Any]) -> int:
             "value": record.value.decode(),
         }
 
-    def tell(_: Any) -> None:
-        if not settled[0]:
-            settled[0] = True
-            print("working", flush=True)
-
     sink = Files(options.pop("folder"), schema=FILE_COLUMNS)
-    Processor(options.pop("source"), sink, row, on_settled=tell, **options).run()
+    Processor(options.pop("source"), sink, row, on_settled=pattern_workers.say_working(), **options).run()
     return 0
 
 

@@ -394,6 +394,22 @@ class LedgerRule:
             return decision.verdict is Verdict.ALREADY_WRITTEN
         raise RefusedError(f"application {options.application_id!r}: {f'{cause}. ' if cause else ''}{reason}")
 
+    def next_entry(self, batch: MicroBatch, run_id: str, checksum: str, attempts: int, **outcome: Any) -> LedgerEntry:
+        """The entry of a batch that is about to be committed; `outcome` has the fields that say what was written."""
+        return LedgerEntry(
+            sequence=0 if self.last is None else self.last.sequence + 1,
+            query_id=batch.query_id,
+            run_id=run_id,
+            batch_id=batch.batch_id,
+            starts=batch.starts,
+            ends=batch.ends,
+            attempts=attempts,
+            committed_at_ms=int(time.time() * 1000),
+            plan=batch.plan,
+            checksum=checksum,
+            **outcome,
+        )
+
     def check_replay(self, batch: MicroBatch, checksum: str) -> None:
         """A batch that ran again must have given the rows that were written, or the state of the query is not the one
         that they came from."""

@@ -339,20 +339,8 @@ class PostgresTransaction(LedgerRule, Closing):
     ) -> LedgerEntry:
         rows = sum(report.rows for report in reports)
         name = self.options.table if self._table is None else self._table.text
-        return LedgerEntry(
-            sequence=0 if self.last is None else self.last.sequence + 1,
-            query_id=batch.query_id,
-            run_id=run_id,
-            batch_id=batch.batch_id,
-            starts=batch.starts,
-            ends=batch.ends,
-            written=[Written(name, WHOLE_TABLE, rows, -1, -1)] if rows else [],
-            rows=rows,
-            attempts=attempts,
-            committed_at_ms=int(time.time() * 1000),
-            plan=batch.plan,
-            checksum=checksum,
-        )
+        written = [Written(name, WHOLE_TABLE, rows, -1, -1)] if rows else []
+        return self.next_entry(batch, run_id, checksum, attempts, written=written, rows=rows)
 
     # --- when it did not work ---
     def settle(self, batch: MicroBatch, error: Exception, is_stateful: Callable[[], bool], cause: str = "") -> bool:

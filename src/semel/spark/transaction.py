@@ -204,21 +204,15 @@ class BatchTransaction(LedgerRule, Closing):
 
     def entry(self, batch: MicroBatch, reports: list[Report], run_id: str, checksum: str, attempts: int) -> LedgerEntry:
         written = [Written(*self.targets.place(r.target), r.rows, r.first, r.last) for r in reports]
-        return LedgerEntry(
-            sequence=0 if self.last is None else self.last.sequence + 1,
-            query_id=batch.query_id,
-            run_id=run_id,
-            batch_id=batch.batch_id,
-            starts=batch.starts,
-            ends=batch.ends,
+        return self.next_entry(
+            batch,
+            run_id,
+            checksum,
+            attempts,
             written=sorted(written, key=lambda w: (w.topic, w.partition)),
             rows=sum(r.rows for r in reports),
             dead_letters=sum(r.dead for r in reports),
-            attempts=attempts,
-            committed_at_ms=int(time.time() * 1000),
-            plan=batch.plan,
             dead_letter_topic=self.options.dead_letter_topic,
-            checksum=checksum,
             took_ms=0 if self._began_s is None else int((time.monotonic() - self._began_s) * 1000),
         )
 

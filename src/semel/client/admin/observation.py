@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import msgspec
 
 from semel.client.admin.base import AdminBase
-from semel.client.admin.transactions import ProducerInfo, TransactionInfo, info_of
+from semel.client.admin.transactions import ProducerInfo, TransactionInfo, info_of, producers_in
 from semel.client.cluster_calls import Leader, NodeTarget
 from semel.client.errors import KafkaError
 from semel.client.group.offset_calls import list_offsets_retried
-from semel.client.group.offset_requests import LAST_VERSION_WITH_NAMES
+from semel.client.group.offset_requests import LAST_VERSION_WITH_NAMES, by_topic
 from semel.client.timing import Deadline
 from semel.client.types import OffsetAndMetadata, TopicPartition
 from semel.protocol.errors import ErrorCode
@@ -102,10 +102,9 @@ class ObservationCalls(AdminBase):
     async def _producers_at(
         self, node_id: int, wanted: list[TopicPartition], deadline: Deadline
     ) -> dict[TopicPartition, list[ProducerInfo]]:
-        topics: dict[str, list[int]] = {}
-        for topic, index in wanted:
-            topics.setdefault(topic, []).append(index)
-        request = messages.DescribeProducersRequest([messages.ProducersTopic(*each) for each in topics.items()])
+        request = messages.DescribeProducersRequest(
+            [messages.ProducersTopic(*each) for each in by_topic(wanted).items()]
+        )
         response = await self._call(NodeTarget(node_id), messages.DESCRIBE_PRODUCERS, request, deadline, None)
         found = {}
         for answer in response.topics:
@@ -113,17 +112,7 @@ class ObservationCalls(AdminBase):
                 if part.error_code:
                     self.cluster.forget(Leader(answer.name, part.partition_index))
                 else:
-                    found[TopicPartition(answer.name, part.partition_index)] = [
-                        ProducerInfo(
-                            entry.producer_id,
-                            entry.producer_epoch,
-                            entry.last_sequence,
-                            entry.last_timestamp,
-                            entry.coordinator_epoch,
-                            entry.current_txn_start_offset,
-                        )
-                        for entry in part.active_producers
-                    ]
+                    found[TopicPartition(answer.name, part.partition_index)] = producers_in(part)
         return found
 
     async def committed_of_all(self, timeout_ms: float | None = None) -> dict[str, GroupCommits]:

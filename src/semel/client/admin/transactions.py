@@ -106,17 +106,7 @@ class TransactionAdminCalls(AdminBase):
             deadline,
             errors=lambda response: (part.error_code for topic in response.topics for part in topic.partitions),
         )
-        return [
-            ProducerInfo(
-                entry.producer_id,
-                entry.producer_epoch,
-                entry.last_sequence,
-                entry.last_timestamp,
-                entry.coordinator_epoch,
-                entry.current_txn_start_offset,
-            )
-            for entry in response.topics[0].partitions[0].active_producers
-        ]
+        return producers_in(response.topics[0].partitions[0])
 
     async def abort_hanging_transaction(
         self, partition: tuple[str, int], start_offset: int, timeout_ms: float | None = None
@@ -161,6 +151,20 @@ class TransactionAdminCalls(AdminBase):
                     f"{entry.transactional_id!r}. To abort it in all of its partitions: semel txn abort "
                     f"{shlex.quote(entry.transactional_id)}"
                 )
+
+
+def producers_in(partition: messages.PartitionResponse) -> list[ProducerInfo]:
+    return [
+        ProducerInfo(
+            entry.producer_id,
+            entry.producer_epoch,
+            entry.last_sequence,
+            entry.last_timestamp,
+            entry.coordinator_epoch,
+            entry.current_txn_start_offset,
+        )
+        for entry in partition.active_producers
+    ]
 
 
 async def transaction_info(cluster: ClusterCalls[Any], transactional_id: str, deadline: Deadline) -> TransactionInfo:

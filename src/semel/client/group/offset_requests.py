@@ -142,7 +142,7 @@ def offset_commit_error(response: OffsetCommitResponse, group_id: str) -> KafkaE
     return None
 
 
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+def by_topic(partitions: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
     grouped: dict[str, list[int]] = {}
     for topic, partition in partitions:
         grouped.setdefault(topic, []).append(partition)

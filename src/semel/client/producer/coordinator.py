@@ -19,6 +19,7 @@ from semel.client.cluster_calls import (
     transaction_coordinator,
 )
 from semel.client.errors import ConnectionFailedError, TimedOutError, UnsupportedByBrokerError
+from semel.client.group.offset_requests import by_topic
 from semel.client.immediate import blocking
 from semel.client.producer.batches import Identity, Place
 from semel.client.producer.transaction import VERSIONS
@@ -119,15 +120,12 @@ class CoordinatorCalls:
         self, identity: Identity, places: Iterable[Place], timeout_s: float, lane: str = "main"
     ) -> None:
         """TV1: these partitions will be written."""
-        topics: dict[str, list[int]] = {}
-        for topic, partition in places:
-            topics.setdefault(topic, []).append(partition)
         request = messages.AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=self.transactional_id,
             v3_and_below_producer_id=identity.producer_id,
             v3_and_below_producer_epoch=identity.epoch,
             v3_and_below_topics=[
-                messages.AddPartitionsToTxnTopic(name, partitions) for name, partitions in topics.items()
+                messages.AddPartitionsToTxnTopic(name, partitions) for name, partitions in by_topic(places).items()
             ],
         )
         api = messages.ADD_PARTITIONS_TO_TXN
