@@ -500,7 +500,7 @@ class Server:
         self.is_stopping = True
         if self._listener is not None:
             self._listener.close()
-        self.broker.fetches.answer_all()
+        self.broker.fetches.finish_all()
         for connection in tuple(self.connections):
             connection.finish()
         deadline_s = self.loop.time() + grace_s

@@ -35,7 +35,7 @@ class Row(NamedTuple):
     handler: str
     note: str = ""
     min_served: int | None = None  # advertised from min_version, but served from here on (others: UNSUPPORTED_VERSION)
-    pipelined: bool = False  # may start while earlier requests of its kind on the connection wait for their answer
+    pipelined: bool = False  # may start while earlier requests of its kind on the connection wait for their response
     cancel_on_disconnect: bool = False  # ends with its connection; anything that changes something goes on to its end
     higher: tuple[str, int] | None = None  # a setting that is off, and the highest version where it is on
 

@@ -40,7 +40,7 @@ class CachedPartition:
     log_start_offset: int = -1
 
     def has_news(self, data: PartitionData) -> bool:
-        """Whether an answer says anything new. Errors are sent every time, and so is what follows them."""
+        """Whether a response says anything new. Errors are sent every time, and so is what follows them."""
         is_news = bool(data.records) or bool(data.error_code) or data.diverging_epoch.epoch >= 0
         is_news |= data.high_watermark != self.high_watermark or data.log_start_offset != self.log_start_offset
         self.high_watermark = -1 if data.error_code else data.high_watermark
@@ -70,10 +70,10 @@ class Session:
             for index in topic.partitions:
                 self.partitions.pop((topic.topic, topic.topic_id, index), None)
 
-    def changes(self, answers: list[tuple[Key, PartitionData]]) -> list[tuple[Key, PartitionData]]:
-        """Those of the answers that the client does not know yet."""
+    def changes(self, found: list[tuple[Key, PartitionData]]) -> list[tuple[Key, PartitionData]]:
+        """Those of the responses that the client does not know yet."""
         changed = []
-        for key, data in answers:
+        for key, data in found:
             cached = self.partitions.get(key)
             if cached is None or not cached.has_news(data):
                 continue
@@ -156,7 +156,7 @@ def uses_topic_ids(version: int) -> bool:
 
 
 # --- The fetches under way: their sessions, and those that wait for records ---
-FEW = 8  # partitions that fit into one answer anyway
+FEW = 8  # partitions that fit into one response anyway
 
 Item = TypeVar("Item")
 
@@ -168,13 +168,13 @@ class Fetches:
         self._turn = 0
 
     def in_turn(self, items: list[Item]) -> list[Item]:
-        """Another partition first each time: an answer is limited in size, and no partition shall starve."""
+        """Another partition first each time: a response is limited in size, and no partition shall starve."""
         if len(items) < FEW:
             return items
         self._turn = (self._turn + 1) % len(items)
         return items[self._turn :] + items[: self._turn]
 
-    def answer_all(self) -> None:
+    def finish_all(self) -> None:
         """Completes all that wait: the broker stops."""
         for fetch in tuple(self.waiting):
             fetch.finish()

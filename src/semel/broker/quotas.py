@@ -1,7 +1,7 @@
 """Client quotas: what was set, and how long a client that is too fast has to wait.
 
 As in Kafka a client may be faster for some seconds, as long as its average over the window stays below the limit.
-Whoever is over it gets its answer at once, with the time it has to wait, and is not read from until that is over.
+Whoever is over it gets its response at once, with the time it has to wait, and is not read from until that is over.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ async def _serve_clients(
     _calm_garbage_collector()
     async with _metrics(options, broker, server):
         on_ready(host, port)
-        keep_freed_memory()  # late: it takes some milliseconds, and nobody needs it before the first large answer
+        keep_freed_memory()  # late: it takes some milliseconds, and nobody needs it before the first large response
         await stopping.wait()
     log.info("stopping", extra={"connections": len(server.connections)})
     await maintenance.stop()

@@ -164,9 +164,9 @@ _GENERAL = (
         "One replica: no election ever happens.",
         topic="unclean.leader.election.enable",
     ),
-    _int("fetch.max.bytes", 57_671_680, "The most that one fetch answer holds.", 1024),
+    _int("fetch.max.bytes", 57_671_680, "The most that one fetch response holds.", 1024),
     _int("max.incremental.fetch.session.cache.slots", 1000, "Fetch sessions that are remembered.", 0),
-    _int("max.request.partition.size.limit", 2000, "The most partitions in one DescribeTopicPartitions answer.", 1),
+    _int("max.request.partition.size.limit", 2000, "The most partitions in one DescribeTopicPartitions response.", 1),
 )
 
 _SOCKET = (

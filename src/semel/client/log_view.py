@@ -65,7 +65,10 @@ async def fetch_partition(
         FETCH,
         request,
         timeout_s=deadline.remaining_s(),
-        errors=lambda answer: [answer.error_code, *(p.error_code for t in answer.responses for p in t.partitions)],
+        errors=lambda response: [
+            response.error_code,
+            *(p.error_code for t in response.responses for p in t.partitions),
+        ],
         at_most=NAMES_UP_TO,
     )
     found: PartitionData = response.responses[0].partitions[0]
@@ -283,7 +286,7 @@ async def _open_starts(calls: ClusterCalls[Any], place: Place, deadline: Deadlin
         messages.DESCRIBE_PRODUCERS,
         messages.DescribeProducersRequest([messages.ProducersTopic(place[0], [place[1]])]),
         timeout_s=deadline.remaining_s(),
-        errors=lambda answer: (part.error_code for topic in answer.topics for part in topic.partitions),
+        errors=lambda response: (part.error_code for topic in response.topics for part in topic.partitions),
     )
     states = response.topics[0].partitions[0].active_producers
     return {each.producer_id: each.current_txn_start_offset for each in states if each.current_txn_start_offset >= 0}

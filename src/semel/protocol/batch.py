@@ -184,7 +184,7 @@ def check_header_count(count: int, limit_bytes: int) -> None:
 
 
 def iter_headers(data: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of every whole batch, in order. A partial last batch, as fetch answers have, is left out."""
+    """(position, header) of every whole batch, in order. A partial last batch, as fetch responses have, is left out."""
     at, end = 0, len(data)
     while end - at >= HEADER_SIZE:
         header = read_header(data, at)

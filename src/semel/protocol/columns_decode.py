@@ -135,9 +135,9 @@ def decode_record_set(
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> DecodedRecords:
-    """The visible records of a fetch answer from `start_offset` on. `aborted` holds the answer's aborted transactions
+    """Visible records of a fetch response from `start_offset` on. `aborted` holds the response's aborted transactions
     for read_committed, and is None for read_uncommitted. `limit_bytes` bounds one batch, each of its records counted
-    with RECORD_OVERHEAD_BYTES; `max_bytes` ends the call early, so that a caller reads a large answer in parts.
+    with RECORD_OVERHEAD_BYTES; `max_bytes` ends the call early, so that a caller reads a large response in parts.
 
     With `views`, keys and values are of type binary_view and stay in `data` (or in what was decompressed): nothing is
     copied, `data` is kept alive, and must not be changed. `ColumnEncoder` takes such columns as they are."""
@@ -148,7 +148,7 @@ def decode_record_set(
 def decode_record_sets(
     record_sets: Sequence[RecordSet], *, headers: bool = False, views: bool = False
 ) -> list[DecodedRecords]:
-    """As `decode_record_set`, for several partitions of an answer: together they cost less than one by one."""
+    """As `decode_record_set`, for several partitions of a response: together they cost less than one by one."""
     return _decode(record_sets, Wanted(headers, views), DecodeLimits())
 
 

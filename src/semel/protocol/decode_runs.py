@@ -1,7 +1,7 @@
 """Which batches are decoded together.
 
 Every step of numpy has a price of its own, so batches are put together into runs, also those of different partitions:
-neighbours that lie in the same memory, as those of one answer do, and decompressed ones. A run is not so long that
+neighbours that lie in the same memory, as those of one response do, and decompressed ones. A run is not so long that
 what is known of its records leaves the processor's cache.
 """
 
@@ -22,7 +22,7 @@ DEFAULT_MAX_BYTES = 1024 * 1024 * 1024
 
 
 class RecordSet(NamedTuple):
-    """What an answer holds of one partition, and from where on it is wanted. `aborted` holds the aborted transactions
+    """What a response holds of one partition, and from where on it is wanted. `aborted` holds the aborted transactions
     that came with it for read_committed, and is None for read_uncommitted."""
 
     data: Buffer

@@ -1,9 +1,9 @@
-"""Which batches of a fetch answer a reader sees: whole ones, with the right CRC, not control, not of an aborted
+"""Which batches of a fetch response a reader sees: whole ones, with the right CRC, not control, not of an aborted
 transaction, not before its position. Both codecs read record sets through this.
 
 The rule of read_committed: the broker sends, beside raw batches, (producer id, first offset) of every aborted
 transaction that touches them. From that first offset on, that producer's transactional batches are not visible, up to
-its ABORT marker. An answer brings along all that is needed to read it, so nothing is kept between answers but the
+its ABORT marker. A response brings along all that is needed to read it, so nothing is kept between responses but the
 next offset.
 """
 
@@ -87,7 +87,7 @@ def decode_record_set(
     aborted: AbortedTransactions | None = None,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
 ) -> RowSet:
-    """A fetch answer as rows; `columns.decode_record_set` is the fast one."""
+    """A fetch response as rows; `columns.decode_record_set` is the fast one."""
     progress = Progress(start_offset)
     records: list[Record] = []
     for at, header in visible_batches(data, progress, aborted, limit_bytes):

@@ -52,7 +52,7 @@ class QueryRun:
         self._hadoop = context._jsc.hadoopConfiguration()
         configured = session.conf.get("spark.sql.streaming.checkpointLocation", "")
         self.short_lived = short_lived(self.root, query.name(), configured)
-        _refuse_asynchronous(session, query)
+        _refuse_asynchronous(query)
 
     def batch(self, batch_id: int) -> MicroBatch:
         texts = dict([self._last, (batch_id, self._offsets(batch_id))])
@@ -190,7 +190,7 @@ def _as_text(edge: Edge) -> str:
     return json.dumps(to_json(edge.offsets, edge.ids), separators=(",", ":"))
 
 
-def _refuse_asynchronous(session: Any, query: Any) -> None:
+def _refuse_asynchronous(query: Any) -> None:
     """Asynchronous progress tracking writes the offset log late: a batch and its replay would look the same."""
     if "Async" in query.getClass().getSimpleName():
         raise CheckpointError(

@@ -97,11 +97,11 @@ def _check_policy(cluster: Cluster, name: str) -> None:
         [config_messages.DescribeConfigsResource(TOPIC_RESOURCE, name, [POLICY])]
     )
     try:
-        answer = cluster.call(
+        response = cluster.call(
             AnyNode(),
             config_messages.DESCRIBE_CONFIGS,
             request,
-            errors=lambda answer: (r.error_code for r in answer.results),
+            errors=lambda response: (r.error_code for r in response.results),
         )
     except KafkaError as error:
         if error.code not in NOT_ALLOWED:
@@ -113,7 +113,7 @@ def _check_policy(cluster: Cluster, name: str) -> None:
             error,
         )
         return
-    policy = next((entry.value or "" for entry in answer.results[0].configs if entry.name == POLICY), "")
+    policy = next((entry.value or "" for entry in response.results[0].configs if entry.name == POLICY), "")
     if policy != CONFIG[POLICY]:
         raise LostLedgerError(
             f"the ledger topic {name!r} has {POLICY}={policy}, so its entries are deleted after a time, and the "

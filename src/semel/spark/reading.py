@@ -1,7 +1,7 @@
 """Reads a range of one partition as Arrow batches: what a task of the source does.
 
-While the records of one answer are decoded and handed to Spark, the next fetch is already on its way. Memory: two
-answers of at most FETCH_BYTES (or one batch, if that is larger) and the columns of one of them.
+While the records of one response are decoded and handed to Spark, the next fetch is already on its way. Memory: two
+responses of at most FETCH_BYTES (or one batch, if that is larger) and the columns of one of them.
 
 A fetch names bytes, a range offsets. A small range that requested a large response would read, check and decode several
 times what it needs. So a worker remembers what the records of a topic took, for its next ranges (`TopicSizes`).
@@ -36,7 +36,7 @@ KEPT_TOPICS = 256
 
 
 class Needed(NamedTuple):
-    """The part of an answer that lies before the end of a range: whole batches, of which the last may reach beyond."""
+    """The part of a response that lies before the end of a range: whole batches, of which the last may reach beyond."""
 
     records: memoryview
     first_offset: int  # of the first batch, which may begin before the requested offset
@@ -72,7 +72,7 @@ class TopicSizes:
             self._of[topic] = (bytes_per_offset, found.largest_batch_bytes)
 
     def bytes_for(self, topic: str, offsets: int, most: int) -> int:
-        """Enough for so many offsets, as far as anyone knows: with a batch to spare, as answers end in half batches."""
+        """Enough for so many offsets, as far as is known: with a batch to spare, as responses end in half batches."""
         if topic not in self._of:
             return most
         bytes_per_offset, largest_batch_bytes = self._of[topic]
@@ -126,11 +126,11 @@ class RangeReader:
     def tables(self, *, headers: bool, views: bool = False) -> Iterator[Any]:
         """Tables of `offset`, `timestamp`, `timestamp_type`, `key`, `value` (and `headers`), in order of offset.
 
-        With `views`, keys and values are of type binary_view and not copied out of the answer.
+        With `views`, keys and values are of type binary_view and not copied out of the response.
         """
         from semel.protocol.columns_decode import decode_record_set
 
-        for start, data, records in self._answers():
+        for start, data, records in self._responses():
             aborted = [(a.producer_id, a.first_offset) for a in data.aborted_transactions or []]
             with stage(DECODE):
                 decoded = decode_record_set(
@@ -144,7 +144,7 @@ class RangeReader:
             if table.num_rows:
                 yield table
 
-    def _answers(self) -> Iterator[tuple[int, PartitionData, memoryview]]:
+    def _responses(self) -> Iterator[tuple[int, PartitionData, memoryview]]:
         """(offset requested, response, the records of it that are needed) until the range is covered."""
         waiting: Pending | None = None
         connection: BrokerConnection | None = None
@@ -199,13 +199,13 @@ class RangeReader:
         return connection.send(FETCH, request, version=version)
 
     def _answer(self, pending: Pending) -> PartitionData:
-        answer = pending.result()
-        if answer.error_code:
-            raise error_of(answer.error_code, self._name)
-        if not answer.responses:  # throttled: Kafka then leaves out the partitions
-            time.sleep(min(answer.throttle_time_ms, FETCH_WAIT_MS) / 1000)
+        response = pending.result()
+        if response.error_code:
+            raise error_of(response.error_code, self._name)
+        if not response.responses:  # throttled: Kafka then leaves out the partitions
+            time.sleep(min(response.throttle_time_ms, FETCH_WAIT_MS) / 1000)
             return PartitionData(high_watermark=-1)
-        data: PartitionData = answer.responses[0].partitions[0]
+        data: PartitionData = response.responses[0].partitions[0]
         if data.error_code:
             raise error_of(data.error_code, f"{self._name} at offset {self._offset}")
         return data

@@ -34,7 +34,7 @@ ENTRIES_SHOWN = 200
 SHOWN_BYTES = 1_000  # of a key, value or header
 LIVE_S = 1.0  # how old what is shown may be
 SLOW_S = 5.0
-METADATA_S = 3.0  # of ten thousand partitions it is a large answer
+METADATA_S = 3.0  # of ten thousand partitions it is a large response
 DOCTOR_S = 20.0
 HISTORY_POINTS = 360
 HISTORY_EVERY_S = 5.0
@@ -318,7 +318,7 @@ class Views:
                 "producer_id": event.producer_id,
                 "epoch": event.epoch,
                 "client": event.client,
-                "what": _what(event.step, event.error, event.note, event.api),
+                "what": _what(event.error, event.note, event.api),
                 "is_refused": bool(event.error),
             }
             for event in events or ()
@@ -506,7 +506,7 @@ def _abortable(name: str, where: str) -> str | None:
     return where if name == "long-transaction" else None
 
 
-def _what(step: str, error: str, note: str, api: str) -> str:
+def _what(error: str, note: str, api: str) -> str:
     if error:
         return f"{api} refused: {error}"
     return f"{api}, {note}" if note else api

@@ -55,7 +55,7 @@ def heartbeat(
 async def leave_group(
     broker: BrokerNode, context: RequestContext, request: messages.LeaveGroupRequest
 ) -> messages.LeaveGroupResponse:
-    """Before version 3 one member leaves, and its error is the error of the answer."""
+    """Before version 3 one member leaves, and its error is the error of the response."""
     is_single = context.version < MANY_MEMBERS_FROM
     leaving = [messages.MemberIdentity(request.member_id)] if is_single else request.members
     try:

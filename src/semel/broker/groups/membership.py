@@ -1,6 +1,6 @@
 """Who is in a group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-A request is judged (guards first, then the table), the table's act changes the group, and the request gets its answer
+A request is judged (guards first, then the table), the table's act changes the group, and the request gets its response
 at once or waits for the others.
 """
 
@@ -154,7 +154,7 @@ class MixedMembership:
         return member
 
 
-NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60_000  # as Kafka: a new member that never gets its answer is dropped after this time
+NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60_000  # as Kafka: a new member without a response for so long is dropped
 MEMBER_ID_REQUIRED_FROM = 4
 SKIP_ASSIGNMENT_FROM = 9
 
@@ -209,7 +209,7 @@ class ClassicMembership:
         try:
             if group is None:
                 group, stored = self._create(request.group_id)
-            answer = self._judge_join(group, joiner)
+            response = self._judge_join(group, joiner)
         except StorageError as error:
             return join_error(client_error(error), request.member_id)
         except GroupError as error:
@@ -218,7 +218,7 @@ class ClassicMembership:
         if failure is not None:
             self._rebalance.discard(group)
             return join_error(client_error(failure), request.member_id)
-        return answer if isinstance(answer, JoinGroupResponse) else await asyncio.shield(answer)
+        return response if isinstance(response, JoinGroupResponse) else await asyncio.shield(response)
 
     def _create(self, group_id: str) -> tuple[Group, asyncio.Future[StorageError | None] | None]:
         """A new group; one of the consumer protocol that has no members gives way to it."""
@@ -273,9 +273,9 @@ class ClassicMembership:
         if cell.act is Act.ANSWER_GENERATION:
             return current_generation(group, member_id)
         group.update(member, joiner.protocols, joiner.rebalance_timeout_ms, joiner.request.session_timeout_ms)
-        answer = _await_join(member)
+        response = _await_join(member)
         self._rebalance.carry_out(group, cell, f"{member_id} joins again: {joiner.reason}")
-        return answer
+        return response
 
     def _add(self, group: Group, member_id: str, joiner: Joiner) -> JoinAnswer:
         member = ClassicMember(
@@ -291,11 +291,11 @@ class ClassicMembership:
         )
         cell = group.decide(GroupEvent.JOIN_NEW)
         group.grew = True
-        answer = _await_join(member)
+        response = _await_join(member)
         group.add(member)
         self._rebalance.watch(group, member, NEW_MEMBER_JOIN_TIMEOUT_MS)
         self._rebalance.carry_out(group, cell, f"new member {member_id}: {joiner.reason}")
-        return answer
+        return response
 
     def _replace(self, group: Group, member: ClassicMember, new_id: str, joiner: Joiner) -> JoinAnswer:
         """A static member came back. Its old process, if it still runs, is fenced at once."""
@@ -309,13 +309,13 @@ class ClassicMembership:
         self._rebalance.alive(member)
         unchanged = group.state is not GroupState.STABLE or group.choose_protocol() == group.protocol
         cell = group.decide(GroupEvent.JOIN_REPLACING if unchanged else GroupEvent.JOIN_REPLACING_CHANGED)
-        answer = _await_join(member)
+        response = _await_join(member)
         if cell.act is not Act.STORE_MEMBER:
             self._rebalance.carry_out(group, cell, f"static member {member.group_instance_id} is now {new_id}")
-            return answer
+            return response
 
-        def stored() -> None:  # if a rebalance began meanwhile, the answer comes with its generation
-            if member.joining is answer and group.state is GroupState.STABLE:
+        def stored() -> None:  # if a rebalance began meanwhile, the response comes with its generation
+            if member.joining is response and group.state is GroupState.STABLE:
                 may_skip = joiner.version >= SKIP_ASSIGNMENT_FROM
                 member.answer_join(same_generation(group, new_id, old_leader, may_skip=may_skip))
 
@@ -326,7 +326,7 @@ class ClassicMembership:
                 group.rename(member, old_id)
 
         self._rebalance.store(group, stored, failed)
-        return answer
+        return response
 
     # -- SyncGroup -----------------------------------------------------------------------------------------------------
     async def sync(self, request: SyncGroupRequest) -> SyncGroupResponse:
@@ -338,10 +338,10 @@ class ClassicMembership:
         if group is None:
             return sync_error(ErrorCode.UNKNOWN_MEMBER_ID)
         try:
-            answer = self._judge_sync(group, request)
+            response = self._judge_sync(group, request)
         except GroupError as error:
             return sync_error(error.code)
-        return answer if isinstance(answer, SyncGroupResponse) else await asyncio.shield(answer)
+        return response if isinstance(response, SyncGroupResponse) else await asyncio.shield(response)
 
     def _judge_sync(self, group: Group, request: SyncGroupRequest) -> SyncAnswer:
         event = GroupEvent.SYNC_LEADER if group.leader == request.member_id else GroupEvent.SYNC_FOLLOWER
@@ -356,11 +356,11 @@ class ClassicMembership:
         if cell.act is Act.ANSWER_ASSIGNMENT:
             return assignment_of(group, member)
         member.answer_sync(sync_error(ErrorCode.REBALANCE_IN_PROGRESS))  # a request that this one repeats
-        member.syncing = answer = asyncio.get_running_loop().create_future()
+        member.syncing = response = asyncio.get_running_loop().create_future()
         if cell.act is Act.STORE_ASSIGNMENT:
             given = {entry.member_id: bytes(entry.assignment) for entry in request.assignments}
             self._rebalance.store_assignment(group, given)
-        return answer
+        return response
 
     # -- Heartbeat and LeaveGroup --------------------------------------------------------------------------------------
     def heartbeat(self, group_id: str, generation: int, member_id: str, instance_id: str | None) -> ErrorCode:

@@ -50,10 +50,10 @@ def same_generation(group: Group, member_id: str, old_leader: str | None, *, may
     A leader must not assign anew. From version 9 on the response can say so; before that it names another leader:
     the member id that it had.
     """
-    answer = current_generation(group, member_id, skip_assignment=may_skip and member_id == group.leader)
+    response = current_generation(group, member_id, skip_assignment=may_skip and member_id == group.leader)
     if not may_skip:
-        answer.leader, answer.members = old_leader or "", []
-    return answer
+        response.leader, response.members = old_leader or "", []
+    return response
 
 
 def sync_error(code: ErrorCode) -> SyncGroupResponse:

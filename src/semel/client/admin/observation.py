@@ -107,12 +107,12 @@ class ObservationCalls(AdminBase):
         )
         response = await self._call(NodeTarget(node_id), messages.DESCRIBE_PRODUCERS, request, deadline, None)
         found = {}
-        for answer in response.topics:
-            for part in answer.partitions:
+        for described in response.topics:
+            for part in described.partitions:
                 if part.error_code:
-                    self.cluster.forget(Leader(answer.name, part.partition_index))
+                    self.cluster.forget(Leader(described.name, part.partition_index))
                 else:
-                    found[TopicPartition(answer.name, part.partition_index)] = producers_in(part)
+                    found[TopicPartition(described.name, part.partition_index)] = producers_in(part)
         return found
 
     async def committed_of_all(self, timeout_ms: float | None = None) -> dict[str, GroupCommits]:

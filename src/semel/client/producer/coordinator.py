@@ -36,7 +36,7 @@ TWO_PHASE_VERSION = 6  # of InitProducerId
 FIRST_WAIT_MS = 1  # a coordinator that is busy with the last transaction is done in milliseconds
 
 
-class EndAnswer(NamedTuple):
+class EndResult(NamedTuple):
     """The identity to go on with, and whether an earlier request may have been lost on its way."""
 
     identity: Identity
@@ -179,7 +179,7 @@ class CoordinatorCalls:
 
     async def end(
         self, identity: Identity, commit: bool, generation: int, deadline: Deadline, may_be_repeat: bool = False
-    ) -> EndAnswer:
+    ) -> EndResult:
         """Commits or aborts. After a lost response EndTxn is sent again: the coordinator recognises a repeated end.
 
         Raises `EndUnknownError` if no response came in time.
@@ -206,8 +206,8 @@ class CoordinatorCalls:
                 error.was_repeated = repeated  # type: ignore[attr-defined]
                 raise
             if generation == 2:
-                return EndAnswer(Identity(response.producer_id, response.producer_epoch), repeated)
-            return EndAnswer(identity, repeated)
+                return EndResult(Identity(response.producer_id, response.producer_epoch), repeated)
+            return EndResult(identity, repeated)
 
 
 class CoordinatorClient:

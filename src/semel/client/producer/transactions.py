@@ -9,7 +9,7 @@ from typing import Any
 from semel.client.errors import FencedError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.log_view import find_decision
 from semel.client.producer.batches import Identity
-from semel.client.producer.coordinator import CoordinatorCalls, EndAnswer, EndUnknownError
+from semel.client.producer.coordinator import CoordinatorCalls, EndResult, EndUnknownError
 from semel.client.producer.sending import BatchSender
 from semel.client.producer.transaction import PreparedTransaction, TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
@@ -175,7 +175,7 @@ class TransactionCalls:
             lambda: core.is_drained(self.transaction) or is_over(), deadline.remaining_s()
         )
 
-    async def _end(self, identity: Identity, commit: bool, deadline: Deadline) -> EndAnswer:
+    async def _end(self, identity: Identity, commit: bool, deadline: Deadline) -> EndResult:
         transaction = self.transaction
         try:
             return await self.coordinator.end(
@@ -211,9 +211,9 @@ class TransactionCalls:
             with self._changed:
                 self.transaction.aborted()
             return
-        answered: Identity | None = None
+        ended: Identity | None = None
         try:
-            answered = (await self._end(identity, False, deadline)).identity
+            ended = (await self._end(identity, False, deadline)).identity
         except EndUnknownError as error:
             with self._changed:
                 self.transaction.abort_unknown(error.maybe_sent)
@@ -223,7 +223,7 @@ class TransactionCalls:
                 if self.transaction.abort_refused(error):
                     raise
         with self._changed:
-            self.transaction.aborted(answered)
+            self.transaction.aborted(ended)
 
     async def _stop_sending(self, deadline: Deadline) -> Identity | None:
         """Waits for what is on its way; whose transaction is to be ended then."""

@@ -113,7 +113,7 @@ class Current(NamedTuple):
     since: AssignmentEpochs = MappingProxyType({})  # at which the member got what is assigned or revoked
 
     def at_epoch(self, epoch: int) -> Current:
-        """The same at an epoch; the last one before it is remembered, in case the answer gets lost."""
+        """The same at an epoch; the last one before it is remembered, in case the response gets lost."""
         return self._replace(previous_epoch=self.epoch, epoch=epoch)
 
 

@@ -280,7 +280,7 @@ def check_instance(known: str | None, member_id: str, instance_id: str) -> None:
 
 
 def check_epoch(current: Current, beat: Beat) -> None:
-    """The epoch must be the member's; the one before it passes where the answer with the new one may have been lost."""
+    """The epoch must be the member's; the one before it passes where the response with the new one may be lost."""
     epoch, owned = beat.request.member_epoch, beat.owned
     if epoch == current.epoch or epoch == JOINS:
         return
