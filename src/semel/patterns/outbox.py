@@ -57,9 +57,8 @@ from semel.sinks.postgres.outbox_table import (
     set_aside,
     times_of,
 )
-from semel.sinks.postgres.owners import OWNERS, claim, hold
 from semel.sinks.postgres.session import DatabaseSession
-from semel.sinks.postgres.tables import filled, install
+from semel.sinks.postgres.tables import OWNERS, claim, filled, hold, install
 
 if TYPE_CHECKING:
     from psycopg import Connection

@@ -30,10 +30,9 @@ from semel.sinks.postgres.errors import (
     PostgresError,
 )
 from semel.sinks.postgres.moving import DEAD_ROWS, UPSERT, Move
-from semel.sinks.postgres.owners import OWNERS, claim, hold
 from semel.sinks.postgres.session import DatabaseSession
 from semel.sinks.postgres.staging import STAGING, Staged, StagingRound, drop, sweep
-from semel.sinks.postgres.tables import Component, filled, install
+from semel.sinks.postgres.tables import OWNERS, Component, claim, filled, hold, install
 from semel.sinks.postgres.target import TargetTable, WrittenColumn, delete_key, describe, upsert_key
 from semel.spark.base_sink import FencedSinkError, LedgerRule, RefusedError, SinkError
 from semel.spark.ledger import (

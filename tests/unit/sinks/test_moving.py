@@ -17,9 +17,8 @@ import pytest
 from semel.sinks.postgres.database import Database
 from semel.sinks.postgres.errors import FencedInDatabaseError
 from semel.sinks.postgres.moving import DEAD_ROWS, BadStagedRowError, Move, SameKeyError, UnevenStagingError
-from semel.sinks.postgres.owners import OWNERS, claim
 from semel.sinks.postgres.staging import STAGING, Staged, StagingRound, fill, leftovers, sweep
-from semel.sinks.postgres.tables import install
+from semel.sinks.postgres.tables import OWNERS, claim, install
 from semel.sinks.postgres.target import RowColumn, TableMismatchError, describe, fitting, upsert_key
 from tests.support.waiting import PATIENCE_S
 

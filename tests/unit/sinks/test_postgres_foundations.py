@@ -25,9 +25,8 @@ from semel.sinks.postgres.errors import (
     RowRefusedError,
     kind_of,
 )
-from semel.sinks.postgres.owners import OWNERS, claim, hold
 from semel.sinks.postgres.session import DatabaseSession
-from semel.sinks.postgres.tables import Component, install, table_name
+from semel.sinks.postgres.tables import OWNERS, Component, claim, hold, install, table_name
 from tests.support.waiting import PATIENCE_S
 
 SECRET = "s3cr3t-%25-word"
