@@ -55,7 +55,7 @@ def test_a_request_moves_offsets_and_forgets_partitions() -> None:
     move = full(0, session=(session.id, 1), offset=7)
     move.forgotten_topics_data = [ForgottenTopic("t", NO_UUID, [1])]
     sessions.resume(move, False, 0.0)
-    assert [(key[2], cached.ask.fetch_offset) for key, cached in session.partitions.items()] == [(0, 7)]
+    assert [(key[2], cached.requested.fetch_offset) for key, cached in session.partitions.items()] == [(0, 7)]
 
 
 def test_topic_ids_and_names_do_not_mix() -> None:

@@ -76,7 +76,7 @@ def test_every_mutant_is_looked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
+    ("options", "said"),
     [
         (CampaignOptions(workloads=("lop",)), "no workload 'lop'"),
         (CampaignOptions(workloads=("spark-stream-writer",), guarantee="at_least_once"), "runs with exactly_once only"),
@@ -93,7 +93,7 @@ def test_every_mutant_is_looked_for() -> None:
         (CampaignOptions(replay="/nowhere.json"), "cannot be read"),
     ],
 )
-def test_wishes_that_make_no_sense_are_refused(options: CampaignOptions, said: str) -> None:
+def test_options_that_make_no_sense_are_refused(options: CampaignOptions, said: str) -> None:
     with pytest.raises(CampaignOptionError, match=said):
         schedule_of(options)
 
