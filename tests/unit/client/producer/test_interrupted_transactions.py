@@ -108,6 +108,15 @@ def test_the_with_block_does_not_leave_a_transaction_open_whose_commit_was_not_s
     committed(shared_semel_broker, topic, b"again")
 
 
+def test_the_error_of_a_block_is_not_hidden_by_a_producer_that_was_closed_in_it(topic: str, make: Make) -> None:
+    producer = make()
+    producer.init_transactions(timeout_ms=PATIENCE_S * 1000)
+    with pytest.raises(ValueError, match="of the program"), producer.transaction() as txn:
+        txn.send(topic, b"x")
+        producer.close()
+        raise ValueError("of the program")
+
+
 @pytest.mark.parametrize("commit_sent", [False, True])
 def test_an_interrupted_commit_is_aborted_unless_it_may_have_happened(
     shared_semel_broker: SemelBroker, topic: str, make: Make, monkeypatch: pytest.MonkeyPatch, commit_sent: bool
