@@ -94,8 +94,7 @@ class AsyncConnection(ConnectionBase, asyncio.BufferedProtocol):
     async def _connected(self, deadline: Deadline) -> socket.socket:
         """To the first address of the host that can be reached."""
         failure: OSError | None = None
-        found = await self._loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        for address, limit_s in attempts(found, deadline):
+        for address, limit_s in attempts(await self._addresses(), deadline):
             try:
                 async with asyncio.timeout(limit_s):
                     return await self._connected_to(address)
@@ -103,6 +102,13 @@ class AsyncConnection(ConnectionBase, asyncio.BufferedProtocol):
                 failure = error
         assert failure is not None
         raise failure
+
+    async def _addresses(self) -> Iterable[Address]:
+        where, kind = (self.host, self.port), socket.SOCK_STREAM
+        try:
+            return socket.getaddrinfo(*where, type=kind, flags=socket.AI_NUMERICHOST)  # needs no look-up
+        except socket.gaierror:
+            return await self._loop.getaddrinfo(*where, type=kind)
 
     async def _connected_to(self, address: Address) -> socket.socket:
         family, kind, protocol, _, place = address
