@@ -29,7 +29,6 @@ from semel.client.metrics import ProducerMetrics
 from semel.client.producer.base import (
     ProducerBase,
     TransactionBlock,
-    offsets_with_metadata,
     unknown_partition,
 )
 from semel.client.producer.batches import Headers
@@ -37,7 +36,7 @@ from semel.client.producer.deliveries import TableShare
 from semel.client.producer.transaction import PreparedTransaction
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline, timeout_in_ms
-from semel.client.types import GroupMetadata, OffsetAndMetadata
+from semel.client.types import GroupMetadata, OffsetAndMetadata, checked_offsets
 
 if TYPE_CHECKING:
     from semel.client.producer.tables import TableEncoder
@@ -172,7 +171,7 @@ class AsyncProducer(ProducerBase):
         group = GroupMetadata.for_transaction(group_metadata)
         transactions = self._transactional()
         sending = self._guard.loop.create_task(
-            transactions.send_offsets(offsets_with_metadata(offsets), group, self._block_s(timeout_ms))
+            transactions.send_offsets(checked_offsets(offsets), group, self._block_s(timeout_ms))
         )
         forgettable(sending)
         self._offset_tasks.add(sending)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
 
-from semel.client.errors import ConfigError, FatalError, RetriableError
+from semel.client.errors import ConfigError, FatalError, IllegalStateError, RetriableError
 from semel.protocol.errors import ErrorCode
 
 # --- times as Kafka has them, in milliseconds since 1970, and as Python has them ---
@@ -28,9 +30,18 @@ def timestamp_ms(at: Any, what: str = "a timestamp") -> int:
                 "datetime.now(timezone.utc) or at.astimezone()"
             )
         at = (at - EPOCH) // _MILLISECOND
-    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < _END_MS:
+    number = -1 if isinstance(at, bool) else number_of(at)
+    if not 0 <= number < _END_MS:
         raise ConfigError(f"{what} is a datetime or a number of milliseconds since 1970, from 0 up, not {at!r}")
-    return at
+    return number
+
+
+def number_of(given: Any) -> int:
+    """A whole number of any type, also of numpy's, which columns give; -1 for what is none."""
+    try:
+        return operator.index(given)
+    except TypeError:
+        return -1
 
 
 def datetime_of(at_ms: int) -> datetime | None:
@@ -62,6 +73,39 @@ class OffsetAndMetadata(NamedTuple):
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
+
+
+# Keys are TopicPartition or plain pairs; a Mapping's key type says nothing of subclasses, hence both.
+CheckedOffsets = Mapping[TopicPartition, OffsetAndMetadata] | Mapping[tuple[str, int], OffsetAndMetadata]
+
+
+def checked_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
+    """Pairs as TopicPartition; says what is wrong with anything else."""
+    checked = []
+    for entry in partitions:
+        try:
+            topic, partition = entry
+        except (TypeError, ValueError):
+            raise IllegalStateError(f"expected (topic, partition) pairs, got {entry!r}") from None
+        if not isinstance(topic, str) or number_of(partition) < 0:
+            raise IllegalStateError(f"expected a topic name and a partition number from 0 up, got {entry!r}")
+        checked.append(TopicPartition(topic, number_of(partition)))
+    return checked
+
+
+def checked_offsets(
+    offsets: Mapping[tuple[str, int], Any] | Mapping[TopicPartition, Any],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Offsets to commit: numbers, or what OffsetAndMetadata consists of."""
+    return dict(zip(checked_partitions(offsets), map(_checked_offset, offsets.values()), strict=True))
+
+
+def _checked_offset(at: Any) -> OffsetAndMetadata:
+    given = OffsetAndMetadata(*at) if isinstance(at, tuple) and 1 <= len(at) <= 3 else OffsetAndMetadata(at)
+    offset = number_of(given.offset)
+    if not 0 <= offset < 2**63:
+        raise ConfigError(f"a committed offset is that of the next record to read, a number from 0 up, not {at!r}")
+    return given._replace(offset=offset)
 
 
 class OffsetAndTimestamp(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +13,7 @@ from semel.client.dead_letters import SIZE_HEADER, SOURCE_HEADER, reason_headers
 from semel.client.errors import ConfigError, FatalError, KafkaError
 from semel.client.producer import Producer
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, RecordPacker
-from semel.client.types import ConsumerRecord
+from semel.client.types import ConsumerRecord, number_of
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.errors import ErrorCode
 
@@ -351,10 +350,7 @@ def checked_rows(outputs: Iterable[Output], limit_bytes: int) -> list[Output]:
 
 def _partition(given: Any) -> int:
     """Also of numpy's integers, which a hash or a column gives."""
-    try:
-        number = operator.index(given)
-    except TypeError:
-        number = -1
+    number = number_of(given)
     if number < 0:
         raise ValueError(f"partition is {given!r}; expected a number from 0 up")
     return number

@@ -18,7 +18,6 @@ from semel.client.admin.observation import ObservationCalls
 from semel.client.admin.transactions import TransactionAdminCalls
 from semel.client.cluster import Cluster
 from semel.client.cluster_calls import AnyNode, ClusterCalls, Controller, Leader, NodeTarget, Target
-from semel.client.consumer.engine import checked_partitions
 from semel.client.errors import ConfigError, FatalError, KafkaError, error_of
 from semel.client.group.offset_calls import list_offsets_retried
 from semel.client.group.offset_requests import EARLIEST, LATEST, FoundOffset
@@ -26,7 +25,7 @@ from semel.client.immediate import Closing, blocking
 from semel.client.metadata import BrokerAddress
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
-from semel.client.types import OffsetAndTimestamp, TopicPartition, timestamp_ms
+from semel.client.types import OffsetAndTimestamp, TopicPartition, checked_partitions, timestamp_ms
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import configs as config_messages
 from semel.protocol.messages import records as record_messages

@@ -9,13 +9,12 @@ import msgspec
 from semel.client.admin.base import AdminBase, listed
 from semel.client.cluster_calls import group_coordinator
 from semel.client.consumer.base import OffsetsToCommit
-from semel.client.consumer.engine import checked_partitions
 from semel.client.errors import FatalError, KafkaError, error_of
 from semel.client.group.assignors import decode_assignment
 from semel.client.group.offset_calls import commit_offsets, fetch_committed, list_offsets
 from semel.client.group.offset_requests import LATEST, by_topic
 from semel.client.timing import Deadline
-from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition
+from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition, checked_offsets, checked_partitions
 from semel.protocol.errors import DecodeError, ErrorCode
 from semel.protocol.messages import groups as messages
 from semel.protocol.messages import offsets as offset_messages
@@ -146,8 +145,7 @@ class GroupCalls(AdminBase):
     ) -> None:
         """Moves a group that has no members now: the broker refuses while it has some."""
         deadline = self._deadline(timeout_ms)
-        committed = [at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at) for at in offsets.values()]
-        wanted = dict(zip(checked_partitions(offsets), committed, strict=True))
+        wanted = checked_offsets(offsets)
         try:
             await self.cluster.retry(
                 lambda: commit_offsets(self.cluster, GroupMetadata(group_id), wanted, deadline),

@@ -10,11 +10,10 @@ import msgspec
 
 from semel.client.admin.base import AdminBase
 from semel.client.cluster_calls import ClusterCalls, Leader, transaction_coordinator
-from semel.client.consumer.engine import checked_partitions
 from semel.client.errors import FatalError, KafkaError, error_of
 from semel.client.immediate import blocking
 from semel.client.timing import Deadline
-from semel.client.types import TopicPartition
+from semel.client.types import TopicPartition, checked_partitions
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import transactions as messages
 

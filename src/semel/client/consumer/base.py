@@ -20,7 +20,7 @@ from semel.client.cluster_calls import Connection
 from semel.client.consumer.assigned_partitions import PartitionState, ResetTo
 from semel.client.consumer.commits import Callback, PendingCommit
 from semel.client.consumer.core import RebalanceListener, TopicSubscription
-from semel.client.consumer.engine import ConsumerEngine, checked_partitions, log
+from semel.client.consumer.engine import ConsumerEngine, log
 from semel.client.consumer.reader import ChunkReader, Iteration, RecordRun
 from semel.client.errors import ConfigError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.group.offset_calls import fetch_committed, list_offsets_retried
@@ -39,7 +39,10 @@ from semel.client.types import (
     OffsetAndTimestamp,
     RebalanceError,
     TopicPartition,
+    checked_offsets,
+    checked_partitions,
     checked_topic,
+    number_of,
     timestamp_ms,
 )
 from semel.protocol.errors import ErrorCode
@@ -315,9 +318,10 @@ class ConsumerBase(Generic[Connection]):
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Goes on at this offset."""
-        if offset < 0:
-            raise ConfigError(f"cannot seek to offset {offset}; use seek_to_beginning() or seek_to_end()")
-        self._state(partition).seek_by_program(offset)
+        at = number_of(offset)
+        if not 0 <= at < 2**63:
+            raise ConfigError(f"cannot seek to offset {offset!r}; use seek_to_beginning() or seek_to_end()")
+        self._state(partition).seek_by_program(at)
 
     def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
         """Goes to the first record of these partitions (none given: all); looked up by the next poll()."""
@@ -528,7 +532,7 @@ class ConsumerBase(Generic[Connection]):
         self._need_group("a commit")
         if offsets is None:
             return self.consumed()
-        return dict(zip(checked_partitions(offsets), map(_offset_to_commit, offsets.values()), strict=True))
+        return checked_offsets(offsets)
 
     def _auto_commit(self) -> None:
         if not self.settings.enable_auto_commit or self.settings.group_id is None:
@@ -598,14 +602,6 @@ def _check_limits(**limits: int | None) -> None:
     for name, limit in limits.items():
         if limit is not None and limit < 1:
             raise ConfigError(f"{name} is {limit}; it must be at least 1")
-
-
-def _offset_to_commit(at: Any) -> OffsetAndMetadata:
-    """A number, or what OffsetAndMetadata consists of."""
-    given = OffsetAndMetadata(*at) if isinstance(at, tuple) and 1 <= len(at) <= 3 else OffsetAndMetadata(at)
-    if not isinstance(given.offset, int) or not 0 <= given.offset < 2**63:
-        raise ConfigError(f"a committed offset is that of the next record to read, a number from 0 up, not {at!r}")
-    return given
 
 
 def _commit_error(error: KafkaError) -> KafkaError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +14,7 @@ from semel.client.consumer.commits import WHAT, Callback, CommitsCore, Offsets, 
 from semel.client.consumer.core import ConsumerCore, RebalanceListener, TopicSubscription
 from semel.client.consumer.fetcher import FIRST_VERSION_WITH_TOPIC_IDS, FetchPlan
 from semel.client.consumer.fetching import CommittedLookUp, FetchingCore, LeadersLookUp, OffsetsLookUp
-from semel.client.errors import ClosedError, IllegalStateError, KafkaError, error_of
+from semel.client.errors import ClosedError, KafkaError, error_of
 from semel.client.group.member import GROUP_LANE, GroupMember
 from semel.client.group.offset_calls import fetch_committed, list_offsets
 from semel.client.group.offset_requests import (
@@ -522,17 +522,3 @@ class ConsumerEngine(Generic[Connection]):
         self.closed = True
         self.assigned.assign([])  # an iteration that is under way ends
         self.network.close()
-
-
-def checked_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
-    """Pairs as TopicPartition; says what is wrong with anything else."""
-    checked = []
-    for entry in partitions:
-        try:
-            topic, partition = entry
-        except (TypeError, ValueError):
-            raise IllegalStateError(f"expected (topic, partition) pairs, got {entry!r}") from None
-        if not isinstance(topic, str) or not isinstance(partition, int) or partition < 0:
-            raise IllegalStateError(f"expected a topic name and a partition number from 0 up, got {entry!r}")
-        checked.append(TopicPartition(topic, partition))
-    return checked

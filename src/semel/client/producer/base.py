@@ -23,7 +23,6 @@ from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import TransactionCalls
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
-from semel.client.types import OffsetAndMetadata
 from semel.protocol.partitioning import partition_for_key
 
 if TYPE_CHECKING:
@@ -252,15 +251,6 @@ class TransactionBlock:
 
 def unknown_partition(topic: str, partition: int, count: int) -> ConfigError:
     return ConfigError(f"{topic!r} has no partition {partition}; it has 0 to {count - 1}")
-
-
-def offsets_with_metadata(
-    offsets: Mapping[tuple[str, int], OffsetAndMetadata | int],
-) -> dict[tuple[str, int], OffsetAndMetadata]:
-    return {
-        place: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
-        for place, offset in offsets.items()
-    }
 
 
 def _settings(options: Mapping[str, Any] | ProducerSettings | None, keywords: dict[str, Any]) -> ProducerSettings:

@@ -6,7 +6,7 @@ write itself does it, and every end raises the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from semel.client.cluster import Cluster
@@ -25,7 +25,7 @@ from semel.client.producer.batches import Identity, Place
 from semel.client.producer.transaction import VERSIONS
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
-from semel.client.types import GroupMetadata, OffsetAndMetadata
+from semel.client.types import CheckedOffsets, GroupMetadata
 from semel.protocol.api import Api
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import transactions as messages
@@ -135,7 +135,7 @@ class CoordinatorCalls:
         self,
         identity: Identity,
         group: GroupMetadata,
-        offsets: Mapping[tuple[str, int], OffsetAndMetadata],
+        offsets: CheckedOffsets,
         generation: int,
         timeout_s: float,
     ) -> None:
@@ -157,7 +157,7 @@ class CoordinatorCalls:
         )
 
     def _offsets_request(
-        self, identity: Identity, group: GroupMetadata, offsets: Mapping[tuple[str, int], OffsetAndMetadata]
+        self, identity: Identity, group: GroupMetadata, offsets: CheckedOffsets
     ) -> messages.TxnOffsetCommitRequest:
         topics: dict[str, messages.TxnOffsetCommitRequestTopic] = {}
         for (name, partition), committed in offsets.items():

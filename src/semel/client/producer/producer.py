@@ -36,7 +36,6 @@ from semel.client.metrics import ProducerMetrics
 from semel.client.producer.base import (
     ProducerBase,
     TransactionBlock,
-    offsets_with_metadata,
     unknown_partition,
 )
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Headers, Row
@@ -45,7 +44,7 @@ from semel.client.producer.sender import Sender
 from semel.client.producer.transaction import PreparedTransaction
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline, timeout_in_ms
-from semel.client.types import GroupMetadata, OffsetAndMetadata
+from semel.client.types import GroupMetadata, OffsetAndMetadata, checked_offsets
 from semel.protocol.partitioning import partition_for_key
 
 if TYPE_CHECKING:
@@ -207,7 +206,7 @@ class Producer(ProducerBase, Closing):
         """A consumer group's offsets are committed with the transaction. `group_metadata` comes from the consumer
         (`consumer.group_metadata()`): it lets the broker refuse a member that lost its partitions."""
         group = GroupMetadata.for_transaction(group_metadata)
-        run(self._transactional().send_offsets(offsets_with_metadata(offsets), group, self._block_s(timeout_ms)))
+        run(self._transactional().send_offsets(checked_offsets(offsets), group, self._block_s(timeout_ms)))
 
     @timeout_in_ms
     def prepare_transaction(

@@ -3,7 +3,7 @@ machine in `transaction.py` how they ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from semel.client.errors import FencedError, IllegalStateError, KafkaError, TimedOutError
@@ -14,7 +14,7 @@ from semel.client.producer.sending import BatchSender
 from semel.client.producer.transaction import PreparedTransaction, TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.timing import Deadline
-from semel.client.types import GroupMetadata, OffsetAndMetadata
+from semel.client.types import CheckedOffsets, GroupMetadata
 
 
 class TransactionCalls:
@@ -75,9 +75,7 @@ class TransactionCalls:
         with self._changed:
             self.transaction.renewed(identity)
 
-    async def send_offsets(
-        self, offsets: Mapping[tuple[str, int], OffsetAndMetadata], group: GroupMetadata, timeout_s: float
-    ) -> None:
+    async def send_offsets(self, offsets: CheckedOffsets, group: GroupMetadata, timeout_s: float) -> None:
         if not offsets:
             self.transaction.check_accepts()
             return
