@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from semel.client.errors import KafkaError
 from semel.client.producer.batches import NO_IDENTITY, Identity, Place, ProducerBatch, Row, split
 from semel.client.settings import ProducerSettings
 from semel.protocol.errors import ErrorCode, Recovery
@@ -64,6 +65,7 @@ class PartitionQueue:
     restarting: bool = False  # the broker refused the first unacked batch for a gap before it
     retries: int = 0  # in a row
     retry_at_s: float = 0.0
+    setback: KafkaError | None = None  # what the last try failed with
     identity: Identity = NO_IDENTITY
     _next_sequence: int = 0
     _gap_may_close: bool = False  # a batch in doubt was dropped: its request may still arrive
@@ -151,6 +153,7 @@ class PartitionQueue:
         self._leave(batch)
         self.retries = 0
         self.retry_at_s = 0.0
+        self.setback = None
         self._known = True
         if batch.identity == self.identity:
             self.gap = self._gap_may_close = False  # a later sequence was taken, so the one in doubt had been stored

@@ -163,7 +163,7 @@ class ProducerCore:
             oldest = next(queue.batches(), None)
             if oldest is not None and oldest.deadline_s <= now_s:
                 for batch in queue.expired(now_s):
-                    self._fail(queue, batch, _late(batch, self.settings))
+                    self._fail(queue, batch, _late(batch, queue.setback, self.settings))
 
     def encode_failed(self, batch: ProducerBatch, error: EncodeError) -> None:
         failure = FatalError(f"records for {batch.topic}-{batch.partition} cannot be encoded: {error}")
@@ -182,6 +182,8 @@ class ProducerCore:
         if error.recovery is not Recovery.RETRY:
             self.identity.failed(error)
             self._fail_waiting(error)
+        for queue in self.accumulator.queues.values():
+            queue.setback = error
         self._setbacks += 1
         self._resumes_s = now_s + self._pause_s(self._setbacks)
 
@@ -216,6 +218,7 @@ class ProducerCore:
         for queue in queues:
             if error.recovery is Recovery.RETRY:
                 queue.retries += 1
+                queue.setback = error
                 pause_s = getattr(error, "retry_after_s", 0.0) or self._pause_s(queue.retries)
                 queue.retry_at_s = now_s + pause_s
                 continue
@@ -318,6 +321,7 @@ class ProducerCore:
     ) -> bool:
         """Not stored, or not known to be: again, or never. Whether the leader is in doubt."""
         pause_s = SHORT_WAIT_S * min(queue.retries + 1, 12) if code in SHORT_WAITS else self._pause_s(queue.retries + 1)
+        queue.setback = error
         verdict = queue.refused(batch, code, now_s + pause_s)
         if verdict is FailedBatchAction.FAIL or (
             verdict is FailedBatchAction.RETRY and batch.attempts > self.settings.retries
@@ -386,11 +390,12 @@ class ProducerCore:
         return pause_s * (0.8 + 0.4 * self._random())
 
 
-def _late(batch: ProducerBatch, settings: ProducerSettings) -> DeliveryTimedOutError:
+def _late(batch: ProducerBatch, setback: KafkaError | None, settings: ProducerSettings) -> DeliveryTimedOutError:
     fate = "it is unknown whether they were stored" if batch.attempts else "they were not sent"
+    cause = f" (the last try: {setback})" if setback is not None else ""
     return DeliveryTimedOutError(
         f"{batch.count} records for {batch.topic}-{batch.partition} were not acknowledged within delivery.timeout.ms "
-        f"({settings.delivery_timeout_ms}) after {batch.attempts} tries; {fate}; "
+        f"({settings.delivery_timeout_ms}) after {batch.attempts} tries; {fate}{cause}; "
         "check the brokers, or raise the timeout",
         ErrorCode.REQUEST_TIMED_OUT,
     )

@@ -243,16 +243,32 @@ def test_no_more_than_retries_attempts_are_made() -> None:
 def test_a_batch_fails_at_its_delivery_timeout_not_before_and_not_later() -> None:
     core = idempotent(delivery_timeout_ms=2000, request_timeout_ms=500)
     (batch,) = add(core, b"x", now_s=10.0)
-    core.unreachable(core.ready(10.0), RetriableError("no leader"), 10.0)
+    core.unreachable(core.accumulator.queues.values(), RetriableError("no leader"), 10.0)
     now_s = 10.0
     while not batch.done:
         now_s = core.next_event_s()
         assert now_s <= 12.0
         core.advance(now_s)
-        core.unreachable(core.ready(now_s), RetriableError("no leader"), now_s)
+        core.unreachable(core.accumulator.queues.values(), RetriableError("no leader"), now_s)
     assert now_s == 12.0
     assert isinstance(batch.error, DeliveryTimedOutError)
-    assert "they were not sent" in str(batch.error)
+    assert "they were not sent (the last try: no leader)" in str(batch.error)
+
+
+def test_a_delivery_timeout_says_what_the_last_try_failed_with() -> None:
+    core = idempotent(delivery_timeout_ms=2000, request_timeout_ms=500)
+    (batch,), (produce,) = take_known(core, b"1")
+    core.lost(produce.sendings, CUT, 1.9)
+    core.advance(2.0)
+    assert "unknown whether they were stored (the last try: cut); check the brokers" in str(batch.error)
+    (batch,) = add(core, b"2", now_s=2.0)
+    core.not_ready(RetriableError("no coordinator"), 2.0)
+    core.advance(4.0)
+    assert "they were not sent (the last try: no coordinator)" in str(batch.error)
+    take_known(core, now_s=5.0)
+    (batch,) = add(core, b"3", now_s=5.0)
+    core.advance(7.0)
+    assert "they were not sent; check" in str(batch.error), "what failed before the last success is no cause"
 
 
 def test_a_request_gets_no_more_time_than_its_batches_have() -> None:
