@@ -569,7 +569,7 @@ class Processor(RebalanceListener):
     def _abandon(self, mode: Mode) -> None:
         """The error that led here is the one to see."""
         try:
-            mode.drop()
+            mode.abandon()
         except Exception as failure:
             log.warning("the current unit of work was left to its timeout: %s", failure)
 

@@ -80,6 +80,10 @@ class Mode:
     def drop(self) -> None:
         """Makes sure that the unit of work will not count."""
 
+    def abandon(self) -> None:
+        """As `drop`, at the end of the loop: nothing follows that would have to wait for it."""
+        self.drop()
+
     def close(self) -> None:
         self.producer.close(timeout_ms=ABORT_TIMEOUT_MS)
 
@@ -149,6 +153,11 @@ class ExactlyOnce(Mode):
             self.producer = self.make_producer()
             self.producer.init_transactions()
         self._is_open = False
+
+    def abandon(self) -> None:
+        """What cannot be aborted now is left to the next owner of the id, or to the transaction's timeout."""
+        if self._is_open:
+            self._abort()
 
     def _abort(self) -> bool:
         if isinstance(self.failed, FencedError | CommitUncertainError):

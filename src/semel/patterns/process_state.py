@@ -512,9 +512,16 @@ class StatefulExactlyOnce(ExactlyOnce):
         self._stores.advance(delivery, sent)
 
     def drop(self) -> None:
+        self._doubt()
+        super().drop()
+
+    def abandon(self) -> None:
+        self._doubt()
+        super().abandon()
+
+    def _doubt(self) -> None:
         if self._stores is not None:
             self._stores.doubt()
-        super().drop()
 
     def close(self) -> None:
         try:

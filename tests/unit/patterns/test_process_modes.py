@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.errors import CommitUncertainError, RetriableError
+from semel.client.errors import CommitUncertainError, RetriableError, TimedOutError
 from semel.client.types import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from semel.patterns.process_modes import MODES, SETTLE_TRIES, Mode
 from semel.patterns.process_output import Emitter
@@ -60,6 +60,7 @@ class Script:
         self.events.append("delivered")
 
     def init_transactions(self) -> None:
+        self.events.append("id taken over")
         self.pending = {}
 
     def begin_transaction(self) -> None:
@@ -73,6 +74,10 @@ class Script:
         self.group |= self.pending
         if self.loses_responses:
             raise CommitUncertainError("the response was lost")
+
+    def abort_transaction(self, *, timeout_ms: float) -> None:
+        self.events.append("abort sent")
+        raise TimedOutError("the broker is down")
 
     def close(self, *, timeout_ms: float) -> None:
         pass
@@ -101,6 +106,17 @@ def test_undo_goes_to_the_committed_offsets_when_the_commit_had_succeeded() -> N
     mode.failed, script.loses_responses = caught.value, False
     mode.undo()
     assert script.offsets == {PLACE: READ}
+
+
+def test_loop_that_ends_does_not_wait_for_another_producer_after_its_abort_failed() -> None:
+    """As long as the broker is down, that would keep a loop that was told to stop for another minute."""
+    script = Script()
+    mode = made(script, "exactly_once")
+    for end, then in ((mode.drop, ["id taken over"]), (mode.abandon, [])):
+        take(mode)
+        script.events.clear()
+        end()
+        assert script.events == ["abort sent", *then]
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
