@@ -398,6 +398,20 @@ def test_one_row_that_nobody_can_send_does_not_hold_up_the_others(shop: Shop) ->
     shop.relay()  # its own topic can be read
 
 
+def test_many_rows_that_nobody_can_send_are_found_at_once(shop: Shop) -> None:
+    """Each of them took an attempt, in which every row of the chunk was a batch of its own: minutes, or for ever where
+    that exceeded the transaction's timeout."""
+    compacted = create_topic(shop.bootstrap, f"{shop.topics[0]}-compacted", 1, cleanup_policy="compact")
+    with shop.connect() as connection:
+        for number in range(300):
+            shop.outbox().send(connection, compacted, b"%d" % number, None if number % 5 == 0 else b"key")
+    stats = shop.relay()
+    assert (stats.rows, stats.set_aside, stats.retries) == (240, 60, 1)
+    assert [int(seen.value) for seen in read_topic(shop.bootstrap, compacted)] == [n for n in range(300) if n % 5]
+    (reason,) = shop.query("SELECT DISTINCT reason FROM semel.outbox_set_aside")
+    assert "INVALID_RECORD (Compacted topic cannot accept message without key" in reason[0]
+
+
 def test_a_topic_is_awaited_once_however_many_rows_name_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand rows of a misspelled topic would hold up all others for hours."""
     asked: list[tuple[str, int]] = []

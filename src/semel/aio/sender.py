@@ -131,7 +131,7 @@ class AsyncDelivery(Delivery):
             raise self._make_cancelled_error()
         batch = self._batch
         if batch.done and batch.halves is None:
-            return batch.error
+            return batch.error_of(self._index)
         return super().exception(timeout_ms=timeout_ms)
 
     def cancelled(self) -> bool:

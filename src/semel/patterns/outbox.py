@@ -176,7 +176,8 @@ class Outbox:
         self._generation = 0
         self._chunk = 0
         self._bad: dict[int, str] = {}  # rows that cannot be sent, and why
-        self._is_careful = False
+        self._alone: set[int] = set()  # rows that go in batches of their own: one of them cannot be sent
+        self._has_learned = False  # more about these two
         self._partitions: dict[str, int] = {}  # of the topics that rows have named
         self._missing: set[str] = set()  # topics that were awaited in vain
         self._looked_up: dict[str, str] = {}  # topics, once for each chunk, and what is wrong with them
@@ -264,6 +265,9 @@ class Outbox:
                 log.warning("reading again what was sent, after: %s", error)
                 self.stats.retries += 1
                 needs_recovery = True
+                if self._has_learned:
+                    self._has_learned = False
+                    backoff.reset()
                 self._stopping.wait(backoff.next_s())
 
     def _ready(self, connection: Connection[Any]) -> Release:
@@ -374,7 +378,7 @@ class Outbox:
         following = self._session.run(
             "removing sent rows", work, was_committed=lambda connection: self._is_noted(connection, chunk)
         )
-        self._chunk, self._bad, self._is_careful = chunk, {}, False
+        self._chunk, self._bad, self._alone = chunk, {}, set()
         self.stats.rows += len(sendable)
         self.stats.chunks += 1
         self.stats.set_aside += len(aside)
@@ -394,11 +398,13 @@ class Outbox:
         try:
             producer.begin_transaction()
             for row in rows:
+                if row.id in self._alone:
+                    producer.flush()
                 deliveries.append(
                     producer.send(row.topic, row.value, row.key, row.partition, row.timestamp_ms, row.headers or None)
                 )
-                if self._is_careful:
-                    producer.flush()  # a batch of its own: its error is its own
+                if row.id in self._alone:
+                    producer.flush()
             for record in self._progress_of(chunk, rows):
                 key = b"progress-%d" % record.part if record.part else b"progress"
                 producer.send(self._topic, msgspec.json.encode(record), key)
@@ -422,12 +428,21 @@ class Outbox:
         ]
 
     def _find_bad(self, rows: list[OutboxRow], deliveries: list[Any]) -> None:
-        """Notes the rows that will never be stored; where a batch shares an error, the next attempt is one by one."""
-        failed = [(row, each.exception()) for row, each in zip(rows, deliveries, strict=False) if each.done()]
-        hopeless = {row.id: str(why) for row, why in failed if why is not None and why.code in HOPELESS}
-        if len(hopeless) == 1 or self._is_careful:
-            self._bad |= hopeless
-        self._is_careful = self._is_careful or len(hopeless) > 1
+        """Notes the rows that will never be stored. Where a batch shares an error and the broker names no record, each
+        row of it goes alone the next time."""
+        refused: dict[int, str] = {}
+        shared: set[int] = set()
+        for row, delivery in zip(rows, deliveries, strict=False):
+            why = delivery.exception() if delivery.done() else None
+            if why is not None and why.code in HOPELESS and delivery.is_refused_alone:
+                refused[row.id] = str(why)
+            elif why is not None and why.code in HOPELESS:
+                shared.add(row.id)
+            elif why is None and delivery.done():
+                self._alone.discard(row.id)  # it can be sent
+        self._bad |= refused
+        self._alone |= set() if refused else shared
+        self._has_learned = bool(refused or shared)
 
     def _is_sendable(self, row: OutboxRow) -> bool:
         """Whether the row can be sent at all; else `_bad` has the reason."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from semel.client.errors import ConfigError, KafkaError, RecordTooLargeError, SerializationError
+from semel.client.errors import ConfigError, KafkaError, RecordTooLargeError, SerializationError, error_of
 from semel.client.serde import InContext, checked
 from semel.client.types import timestamp_ms
 from semel.protocol.batch import HEADER_SIZE, NO_TIMESTAMP, TRANSACTIONAL_BIT, next_sequence, read_header, seal_crc
@@ -59,6 +59,9 @@ class BatchMetadata(NamedTuple):
     log_append_time: int  # -1 unless the topic stamps records itself
 
 
+RefusedRecords = dict[int, str | None]  # by their number in a batch, with the broker's messages
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class ProducerBatch:
     topic: str
@@ -81,6 +84,7 @@ class ProducerBatch:
     base_offset: int = -1
     log_append_time: int = NO_TIMESTAMP
     error: KafkaError | None = None
+    refused: RefusedRecords | None = None  # if the broker refused it
     callbacks: list[Callable[[ProducerBatch], None]] | None = None
     parent: ProducerBatch | None = None  # the batch that this one is a half of
     halves: list[ProducerBatch] | None = None  # if the broker found it too large
@@ -139,6 +143,13 @@ class ProducerBatch:
         while batch is not None and batch.done:
             yield batch
             batch = batch.parent
+
+    def error_of(self, index: int) -> KafkaError | None:
+        """Of one record: one that the broker names has an error of its own, the others failed with it."""
+        why = (self.refused or {}).get(index)
+        if self.error is None or self.error.code is None or why is None:
+            return self.error
+        return error_of(self.error.code, f"writing a record to {self.topic}-{self.partition}", why)
 
     def part_with(self, index: int) -> tuple[ProducerBatch, int]:
         """The batch that record `index` was sent in, and its number there."""

@@ -31,7 +31,7 @@ from semel.client.errors import (
 )
 from semel.client.metrics import ProducerCounters
 from semel.client.producer.accumulator import GAP_ERRORS, MAX_UNACKED, Accumulator, FailedBatchAction, PartitionQueue
-from semel.client.producer.batches import Identity, Place, ProducerBatch
+from semel.client.producer.batches import Identity, Place, ProducerBatch, RefusedRecords
 from semel.client.producer.identities import WriteIdentity
 from semel.client.producer.transaction import TransactionCore
 from semel.client.settings import ProducerSettings
@@ -296,7 +296,8 @@ class ProducerCore:
             code = ErrorCode.NETWORK_EXCEPTION if response is None else response.error_code
             detail = None if response is None else response.error_message
             what = f"writing {batch.count} records to {batch.topic}-{batch.partition}"
-            if self._refuse(queue, batch, ErrorCode.of(code), error_of(code, what, detail), now_s):
+            refused = {} if response is None else _refused_records(batch, response)
+            if self._refuse(queue, batch, ErrorCode.of(code), error_of(code, what, detail), now_s, refused):
                 moved.append((queue.topic, queue.partition))
         return moved
 
@@ -317,7 +318,13 @@ class ProducerCore:
         self._release(batch)
 
     def _refuse(
-        self, queue: PartitionQueue, batch: ProducerBatch, code: ErrorCode, error: KafkaError, now_s: float
+        self,
+        queue: PartitionQueue,
+        batch: ProducerBatch,
+        code: ErrorCode,
+        error: KafkaError,
+        now_s: float,
+        refused: RefusedRecords | None = None,
     ) -> bool:
         """Not stored, or not known to be: again, or never. Whether the leader is in doubt."""
         pause_s = SHORT_WAIT_S * min(queue.retries + 1, 12) if code in SHORT_WAITS else self._pause_s(queue.retries + 1)
@@ -326,6 +333,7 @@ class ProducerCore:
         if verdict is FailedBatchAction.FAIL or (
             verdict is FailedBatchAction.RETRY and batch.attempts > self.settings.retries
         ):
+            batch.refused = refused
             is_unknown = code in GAP_ERRORS and batch.in_doubt and not queue.transactional
             self._fail(queue, batch, _unknown(batch, error) if is_unknown else error)
         return code in MOVED
@@ -399,6 +407,12 @@ def _late(batch: ProducerBatch, setback: KafkaError | None, settings: ProducerSe
         "check the brokers, or raise the timeout",
         ErrorCode.REQUEST_TIMED_OUT,
     )
+
+
+def _refused_records(batch: ProducerBatch, response: PartitionProduceResponse) -> RefusedRecords:
+    """Those that the broker names; else the only one that there is."""
+    named = {each.batch_index: each.batch_index_error_message for each in response.record_errors}
+    return named or ({0: None} if batch.count == 1 else {})
 
 
 def _unknown(batch: ProducerBatch, error: KafkaError) -> AbortableError:

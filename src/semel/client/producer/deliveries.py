@@ -166,8 +166,9 @@ class Delivery(DeliveryFuture):
     def _place(self) -> RecordMetadata:
         """Once the batch is done."""
         batch, index = self._batch.part_with(self._index)
-        if batch.error is not None:
-            raise without_traceback(batch.error)
+        error = batch.error_of(index)
+        if error is not None:
+            raise without_traceback(error)
         offset = batch.base_offset + index if batch.base_offset >= 0 else -1
         stamped = batch.log_append_time if batch.log_append_time >= 0 else self._timestamp
         return RecordMetadata(batch.topic, batch.partition, offset, stamped)
@@ -178,7 +179,14 @@ class Delivery(DeliveryFuture):
     def exception(self, *, timeout_ms: float | None = None) -> KafkaError | None:
         """Waits; the error, or None if the record was stored."""
         wait_done(self._batch, self._changed, timeout_ms)
-        return self._batch.part_with(self._index)[0].error
+        batch, index = self._batch.part_with(self._index)
+        return batch.error_of(index)
+
+    @property
+    def is_refused_alone(self) -> bool:
+        """Once it has failed: whether the broker refused this very record, and not another one of its batch."""
+        batch, index = self._batch.part_with(self._index)
+        return index in (batch.refused or ())
 
     def add_done_callback(self, function: Callable[[Delivery], Any]) -> None:
         """Calls the function with this delivery when it is done: in the sender's thread, so it must not block."""

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from semel.client.errors import FatalError, TimedOutError
+from semel.client.errors import AbortableError, FatalError, KafkaError, TimedOutError
 from semel.client.producer.batches import ProducerBatch
 from semel.client.producer.deliveries import Delivery, DeliveryCondition, TableDelivery, TableShare
+from semel.protocol.errors import ErrorCode
 
 PATIENCE_S = 60
 
@@ -35,7 +36,7 @@ class Sending:
         shares = [TableShare(batch, 0, batch.count, range(batch.count)) for batch in batches]
         return TableDelivery(shares, sum(batch.count for batch in batches), self.changed)
 
-    def finish(self, batch: ProducerBatch, offset: int = 7, error: FatalError | None = None) -> None:
+    def finish(self, batch: ProducerBatch, offset: int = 7, error: KafkaError | None = None) -> None:
         with self.changed:
             batch.finish(offset, -1, error)
             self.changed.notify_all()
@@ -47,6 +48,25 @@ class Sending:
 @pytest.fixture
 def sending() -> Sending:
     return Sending()
+
+
+def test_a_record_that_the_broker_names_has_an_error_of_its_own(sending: Sending) -> None:
+    """As with Kafka's producer. The others of its batch failed with it, and can be sent again."""
+    whole, first, second = (sending.batch(count) for count in (3, 1, 2))
+    whole.halves = [first, second]
+    first.parent = second.parent = whole
+    second.refused = {1: "no key"}
+    sending.finish(first)
+    sending.finish(second, error=AbortableError("writing 2 records", ErrorCode.INVALID_RECORD))
+    deliveries = [sending.delivery(whole, index) for index in range(3)]
+    assert [str(each.exception() or "") for each in deliveries] == [
+        "",
+        "writing 2 records",
+        "writing a record to t-0: the broker returned INVALID_RECORD (no key)",
+    ]
+    assert [each.is_refused_alone for each in deliveries[1:]] == [False, True]
+    with pytest.raises(AbortableError, match="no key"):
+        deliveries[2].result()
 
 
 def in_a_thread(work: Callable[[], Any]) -> threading.Thread:
