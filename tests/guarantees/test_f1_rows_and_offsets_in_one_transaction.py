@@ -7,9 +7,12 @@ import json
 import random
 import sys
 import threading
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -486,7 +489,94 @@ def test_a_function_that_returns_nonsense_is_told_what_was_expected(bank: Bank, 
     assert bank.total() == 0
 
 
+# --- columns instead of rows ---
+
+
+ITEMS = """
+CREATE TYPE mood AS ENUM ('fine');
+CREATE TABLE items (id int PRIMARY KEY, n int CHECK (n < 1000), name text NOT NULL, mood mood, price numeric(10, 2),
+    tags text[], doc jsonb, at timestamptz, never date)
+"""
+
+
+def items(table: Any) -> Any:
+    """100 ids, each again and again. Offset 5 is a bug of the function, 17 breaks a constraint, 18 is no text."""
+    offsets = table.column("offset").to_pylist()
+    if 5 in offsets:
+        raise ValueError("five")
+    count = len(offsets)
+    return pa.table(
+        {
+            "id": pa.array([offset % 100 for offset in offsets], pa.uint8()),
+            "n": [1_000 if offset == 17 else offset for offset in offsets],
+            "name": pa.array(["n\0" if offset == 18 else f"n{offset}" for offset in offsets]).dictionary_encode(),
+            "mood": ["fine"] * count,
+            "price": pa.array([Decimal(12)] * count, pa.decimal128(2, 0)),
+            "tags": [["a", None]] * count,
+            "doc": ['{"a": []}'] * count,
+            "at": pa.array([0] * count, pa.timestamp("ns", "UTC")),
+            "never": pa.nulls(count),
+        }
+    )
+
+
+def test_tables_are_written_as_columns_and_their_bad_records_are_dead_letters(bank: Bank) -> None:
+    bank.execute(ITEMS)
+    bank.deposit(250, partitions=1)
+    sink = semel.Postgres(bank.dsn, table="items", mode="upsert", dead_letters=True)
+    stats = bank.process(items, sink=sink, tables=True)
+    assert (stats.records_out, stats.dead_letters, bank.offsets()[0]) == (247, 3, 250)
+    row = (49, 249, "n249", "fine", Decimal(12), ["a", None], {"a": []}, datetime.fromtimestamp(0, UTC), None)
+    assert bank.execute("SELECT * FROM items WHERE id = 49") == [row], "the last one of a key counts"
+    assert bank.execute("SELECT sum(n) FROM items") == [(sum(range(150, 250)),)]
+    letters = bank.execute("SELECT record_offset, reason FROM semel.dead_letters ORDER BY 1")
+    assert [offset for offset, _ in letters] == [5, 17, 18]
+    for (_, reason), words in zip(letters, ("ValueError: five", "items_n_check", "0x00"), strict=True):
+        assert words in reason
+
+
+def test_tables_for_several_tables_and_what_on_error_makes_of_a_record(bank: Bank) -> None:
+    bank.execute(ITEMS)
+    bank.deposit(20, partitions=1)
+
+    def function(table: Any) -> Any:
+        return {"items": items(table).slice(0, 3), "accounts": pa.table({"id": table.column("offset")})}
+
+    def instead(table: Any, error: Exception) -> Any:
+        return {"items": pa.table({"id": [100 + table.column("offset")[0].as_py()], "name": [type(error).__name__]})}
+
+    bank.execute("DELETE FROM accounts; ALTER TABLE accounts ALTER balance SET DEFAULT 1")
+    stats = bank.process(function, sink=semel.Postgres(bank.dsn), tables=True, on_error=instead, max_records=7)
+    assert (bank.total(), stats.dead_letters) == (19, 0)
+    assert bank.execute("SELECT name FROM items WHERE id > 99") == [("ValueError",)]
+    bank.deposit(20, partitions=1)
+    sink = semel.Postgres(bank.dsn, table="accounts", mode="delete")
+    bank.process(lambda table: pa.table({"id": [1, 2], "more": [1, 2]}), sink=sink, tables=True)
+    assert bank.total() == 17
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ([{"id": 1}], "expected None, a pyarrow.Table"),
+        ({"id": pa.array([1])}, "expected None, a pyarrow.Table"),
+        (pa.table({"id": [1], "balance": ["much"]}), "column 'balance' is string in the rows and integer in the table"),
+        (pa.table({"balance": [1]}), "lack id"),
+        (pa.table({"id": [1], "balance": [-1]}), "deposits-.*offset .*accounts_balance_check"),
+        (pa.table({"id": pa.array([None], pa.int32()), "balance": [1]}), "key column 'id' is null"),
+        ({"missing": pa.table({"id": [1]})}, "'missing' is not there"),
+    ],
+)
+def test_tables_that_do_not_fit_end_the_loop_and_write_nothing(bank: Bank, returned: Any, problem: str) -> None:
+    bank.deposit(1)
+    sink = semel.Postgres(bank.dsn, table="accounts", mode="upsert")
+    with pytest.raises(semel.KafkaError, match=problem):
+        bank.process(lambda table: returned, sink=sink, tables=True)
+    assert (bank.total(), bank.offsets()[0]) == (0, None)
+
+
 def test_options_that_do_not_go_with_a_table_are_refused(bank: Bank) -> None:
-    for options in ({"guarantee": "at_least_once"}, {"dead_letter_topic": "dead"}, {"tables": True}):
+    inbox = semel.Postgres(bank.dsn, event_id="id")
+    for options in ({"guarantee": "at_least_once"}, {"dead_letter_topic": "dead"}, {"tables": True, "sink": inbox}):
         with pytest.raises(semel.ConfigError, match="Postgres sink"):
             bank.process(**options)

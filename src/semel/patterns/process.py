@@ -61,6 +61,7 @@ from semel.patterns.process_output import (
     TableFunction,
 )
 from semel.patterns.process_postgres import PostgresMode
+from semel.patterns.process_postgres_tables import PostgresTablesMode
 from semel.patterns.process_state import Changelog, StatefulEmitter, StatefulExactlyOnce
 from semel.patterns.state import KeyedState
 from semel.patterns.stopping import stop_on_signals
@@ -225,8 +226,9 @@ class Processor(RebalanceListener):
 
     source              topic or topics to read
     sink                topic to write to; None if the function names the topics; a `semel.Postgres` for tables: then
-                        the function returns rows (dicts, `TableRow`, `Statement`); a `semel.Files` for Parquet or JSON
-                        lines: then it returns rows (dicts), or an Arrow table with tables=True
+                        the function returns rows (dicts, `TableRow`, `Statement`), or with tables=True an Arrow table,
+                        or {table name: table}; a `semel.Files` for Parquet or JSON lines: then it returns rows (dicts),
+                        or an Arrow table with tables=True
     function            a row in (`ConsumerRecord`), and out: None, bytes, `Output`, the record itself, or several;
                         with tables=True an Arrow table in, and out: None, a table, or {topic: table}
     application_id      the consumer group, shared by all instances
@@ -469,7 +471,8 @@ class Processor(RebalanceListener):
             name = self._producer_options["transactional_id"]
             return PostgresAndTopics(consumer, self._emitter, external, *named, name, self._settings_of)
         if external is not None:
-            return PostgresMode(consumer, self._emitter, external, *named)
+            mode = PostgresTablesMode if self._tables else PostgresMode
+            return mode(consumer, self._emitter, external, *named)
 
         def make_producer() -> Producer:
             return Producer(self._producer_options)

@@ -47,8 +47,8 @@ def check_external(
         raise ConfigError(f"a {name} sink keeps dead letters in the same transaction: use {name}(dead_letters=True)")
     if state is not None:
         raise ConfigError("state goes with a topic as the sink; with a Postgres sink, keep it in the database")
-    if isinstance(sink, Postgres) and tables:
-        raise ConfigError("a Postgres sink takes rows; tables=True is for topics and files")
+    if isinstance(sink, Postgres) and tables and (sink.with_topics or sink.event_id is not None):
+        raise ConfigError("with_topics and event_id of a Postgres sink take rows: leave tables=True out")
     if isinstance(sink, Files) and sink.format == "parquet" and sink.schema is None and not tables:
         raise ConfigError(
             "Parquet columns have types: give Files a schema, such as schema={'id': 'int64', 'name': 'string'}; or let "

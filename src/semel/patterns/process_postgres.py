@@ -10,7 +10,8 @@ The table decides where to read on; see `process_external`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.client.consumer import Consumer
@@ -237,13 +238,18 @@ class PostgresMode(ExternalMode):
 
     def _write_alone(self, connection: Connection[Any], effects: list[TableRow | Statement]) -> None:
         """What breaks a constraint fails here. Where there are several rows, when all of them are there."""
+        with self._savepoint(connection):
+            if len(effects) > 1:
+                connection.execute("SET CONSTRAINTS ALL DEFERRED")
+            self._writer.write(connection, effects)
+            if len(effects) > 1:
+                connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    @contextmanager
+    def _savepoint(self, connection: Connection[Any]) -> Iterator[None]:
         try:
             with connection.transaction():
-                if len(effects) > 1:
-                    connection.execute("SET CONSTRAINTS ALL DEFERRED")
-                self._writer.write(connection, effects)
-                if len(effects) > 1:
-                    connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+                yield
         except psycopg_module().Error as error:
             what = "the database refused the record"
             raise sorted_error(what, error, self._settings.database.hide) from None

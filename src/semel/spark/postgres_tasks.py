@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from semel import faults
-from semel.sinks.postgres.binary_copy import DAYS, MICROSECONDS, wire_type
+from semel.sinks.postgres.binary_copy import bad_times, wire_type
 from semel.sinks.postgres.database import Database
 from semel.sinks.postgres.errors import DatabaseUnavailableError
 from semel.sinks.postgres.session import DatabaseSession
@@ -181,7 +181,7 @@ def checked_values(batch: Any, sets_aside: bool) -> Any:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         is_text = _holds(column.type, pa.types.is_string, pa.types.is_large_string)
         is_time = _holds(column.type, pa.types.is_date, pa.types.is_timestamp)
-        found = _bad_texts(column) if is_text else _bad_times(column) if is_time else {}
+        found = _bad_texts(column) if is_text else bad_times(column) if is_time else {}
         if found and not sets_aside:
             row, why = next(iter(found.items()))
             raise BadRowError(
@@ -271,24 +271,6 @@ def _substituted(column: Any) -> Any:
         )
 
     return pa.array([clean(value) for value in _as_bytes(column)], column.type)
-
-
-def _bad_times(column: Any) -> dict[int, str]:
-    """Rows with a date or time that is out of range, with the reason."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    is_list = pa.types.is_list(column.type)
-    values = pc.list_flatten(column) if is_list else column
-    is_date = pa.types.is_date(values.type)
-    (first, last), unit = (DAYS, "days") if is_date else (MICROSECONDS, "microseconds")
-    numbers = values.cast(pa.int32() if is_date else pa.int64())
-    is_bad = pc.or_(pc.less(numbers, first), pc.greater(numbers, last))
-    if not pc.any(is_bad).as_py():
-        return {}
-    rows = pc.list_parent_indices(column) if is_list else pa.array(range(len(column)))
-    found = zip(rows.filter(is_bad).to_pylist(), numbers.filter(is_bad).to_pylist(), strict=True)
-    return {row: f"is {number} {unit} from 1970" for row, number in found}
 
 
 def _without(column: Any, rows: Iterable[int]) -> Any:

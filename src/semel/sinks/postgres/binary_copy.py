@@ -73,6 +73,23 @@ def wire_type(kind: pa.DataType) -> WireType | None:
     return None
 
 
+def bad_times(column: pa.Array) -> dict[int, str]:
+    """Rows with a date or time that is out of range, with the reason."""
+    is_list = pa.types.is_list(column.type)
+    values = pc.list_flatten(column) if is_list else column
+    if not (pa.types.is_date(values.type) or pa.types.is_timestamp(values.type)):
+        return {}
+    is_date = pa.types.is_date(values.type)
+    (first, last), unit = (DAYS, "days") if is_date else (MICROSECONDS, "microseconds")
+    numbers = values.cast(pa.int32() if is_date else pa.int64())
+    is_bad = pc.or_(pc.less(numbers, first), pc.greater(numbers, last))
+    if not pc.any(is_bad).as_py():
+        return {}
+    rows = pc.list_parent_indices(column) if is_list else pa.array(range(len(column)))
+    found = zip(rows.filter(is_bad).to_pylist(), numbers.filter(is_bad).to_pylist(), strict=True)
+    return {row: f"is {number} {unit} from 1970" for row, number in found}
+
+
 def encoded(batch: pa.RecordBatch, chunk_bytes: int = CHUNK_BYTES) -> Iterator[memoryview]:
     """The rows of a batch in the stream, without its header and trailer, in pieces of a bounded size."""
     rows = batch.num_rows
