@@ -15,6 +15,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -215,8 +216,6 @@ def test_tables_and_subfolders(archive: Archive) -> None:
     archive.send(50)
 
     def parity(table: Any) -> Any:
-        import pyarrow as pa
-
         numbers = [int(value) for value in table["value"].to_pylist()]
         return pa.table({"number": numbers, "parity": ["odd" if n % 2 else None for n in numbers]})
 
@@ -227,6 +226,33 @@ def test_tables_and_subfolders(archive: Archive) -> None:
     assert sorted(semel.read_files(archive.folder)["number"].to_pylist()) == list(range(50))
     compact(archive.folder)
     assert len(semel.committed_files(archive.folder)) == 2
+
+
+def test_bad_records_of_tables_without_a_schema_are_dead_letters_or_what_on_error_makes_of_them(
+    archive: Archive,
+) -> None:
+    """They ended the loop with an AttributeError, and each record was one where the function returned no table."""
+    archive.send(10)
+
+    def halved(table: Any) -> Any:
+        numbers = [int(value) for value in table["value"].to_pylist()]
+        if set(numbers) & {4, 6, 8}:
+            raise ValueError("bad")
+        return pa.record_batch({"half": pa.array([number // 2 for number in numbers], pa.int32())})
+
+    def instead(table: Any, error: Exception) -> Any:
+        number = int(table["value"][0].as_py())
+        if number == 4:
+            raise error
+        return {"half": -number} if number == 6 else pa.table({"half": pa.array([-8], pa.int32())})
+
+    sink = semel.Files(archive.folder, dead_letters=True)
+    with pytest.raises(semel.ConfigError, match=r"the function returned list; .* expected None or a pyarrow.Table"):
+        archive.process(lambda table: [{"half": 1}], sink=sink, tables=True)
+    stats = archive.process(halved, sink=sink, tables=True, on_error=instead)
+    assert (stats.dead_letters, stats.records_out) == (1, 9)
+    assert sorted(semel.read_files(archive.folder)["half"].to_pylist()) == [-8, -6, 0, 0, 1, 1, 2, 3, 4]
+    assert semel.read_files(archive.folder, dead_letters=True)["reason"].to_pylist() == ["ValueError: bad"]
 
 
 def test_json_lines(archive: Archive) -> None:

@@ -17,7 +17,7 @@ from uuid import UUID
 from semel import faults
 from semel.client.consumer import Consumer
 from semel.client.dead_letters import reason_of
-from semel.client.errors import KafkaError
+from semel.client.errors import ConfigError, KafkaError
 from semel.client.types import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from semel.patterns.process_modes import Mode
 from semel.patterns.process_output import Emitter, RecordError, first_record
@@ -232,15 +232,19 @@ class FilesMode(ExternalMode):
         except KafkaError:
             raise
         except Exception as error:
-            return self._instead(record, record, error)
+            instead = self._instead(record, record, error)
+            return instead if isinstance(instead, list) else instead.to_pylist()
 
     def _fitting(self, record: ConsumerRecord, rows: Rows) -> list[FileChunk]:
         try:
             return self._format.of_rows(rows)
         except UnfitRowError as error:
             instead = self._instead(record, record, error)
+        return self._fitting_instead(record, instead)
+
+    def _fitting_instead(self, record: ConsumerRecord, instead: Any) -> list[FileChunk]:
         try:
-            return self._format.of_rows(instead)
+            return self._format.of_rows(instead) if isinstance(instead, list) else self._format.of_table(instead)
         except UnfitRowError as error:
             self._set_aside(record, error)
             return []
@@ -249,7 +253,7 @@ class FilesMode(ExternalMode):
         """The rows that the function fails with, or that do not fit, are found by halving."""
         try:
             made = self.emitter.function(table)
-            self._chunks += [] if made is None else self._format.of_table(made)
+            self._chunks += [] if made is None else self._format.of_table(_whole(made))
         except KafkaError:
             raise
         except Exception as error:
@@ -259,14 +263,14 @@ class FilesMode(ExternalMode):
                 self._take_table(table.slice(half))
                 return
             record = first_record(table)
-            self._chunks += self._fitting(record, self._instead(table, record, error))
+            self._chunks += self._fitting_instead(record, self._instead(table, record, error))
 
-    def _instead(self, given: Any, record: ConsumerRecord, error: Exception) -> Rows:
-        """What `on_error` makes of it; else nothing, and a dead letter; else the end of the loop."""
+    def _instead(self, given: Any, record: ConsumerRecord, error: Exception) -> Any:
+        """What `on_error` makes of it, rows or a table; else no rows, and a dead letter; else the end of the loop."""
         if self.emitter.on_error is not None:
             try:
                 returned = self.emitter.on_error(given, error)
-                return returned.to_pylist() if hasattr(returned, "to_pylist") else rows_of(returned)
+                return _whole(returned) if hasattr(returned, "to_pylist") else rows_of(returned)
             except KafkaError:
                 raise
             except Exception as failure:
@@ -297,3 +301,15 @@ class FilesMode(ExternalMode):
 
     def drop(self) -> None:
         self._chunks, self._letters = [], []
+
+
+def _whole(made: Any) -> Any:
+    import pyarrow as pa
+
+    if isinstance(made, pa.RecordBatch):
+        return pa.Table.from_batches([made])
+    if not isinstance(made, pa.Table):
+        raise ConfigError(
+            f"the function returned {type(made).__name__}; with tables=True expected None or a pyarrow.Table"
+        )
+    return made

@@ -128,6 +128,8 @@ class Parquet:
     def of_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[FileChunk]:
         import pyarrow as pa
 
+        if self._schema is None:  # rows beside tables: what on_error makes of a record
+            return self._unknown(rows)
         known = set(self._schema.names)
         for row in rows:
             if not known.issuperset(row):
@@ -141,6 +143,14 @@ class Parquet:
             return chunks
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise UnfitRowError(f"the row does not fit the schema: {error}") from error
+
+    def _unknown(self, rows: Sequence[Mapping[str, Any]]) -> list[FileChunk]:
+        import pyarrow as pa
+
+        try:
+            return self.of_table(pa.Table.from_pylist(list(rows))) if rows else []
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise UnfitRowError(f"the row has no types that Parquet knows: {error}") from error
 
     def of_table(self, table: Any) -> list[FileChunk]:
         import pyarrow as pa
