@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from semel.sinks.postgres.errors import RowRefusedError
+from semel.sinks.postgres.errors import RowRefusedError, sorted_error
 from semel.sinks.postgres.rows import RowWriter
 from semel.sinks.postgres.settings import Postgres, Statement, TableRow
 
@@ -68,3 +68,14 @@ def test_a_list_is_json_where_the_column_is_and_else_an_array(dsn: str, connecti
     assert RowWriter(Postgres(dsn, table='"a % b"')).write(connection, rows) == 5
     found = connection.execute('SELECT doc, old, own, tags FROM "a % b" ORDER BY n').fetchall()
     assert found == [(each, each, each, ["x"][number:]) for number, each in enumerate(lists)]
+
+
+def test_a_statement_is_one_command(dsn: str, connection: psycopg.Connection) -> None:
+    """Alone in its transaction it could be several, also a COMMIT without its offsets; beside others it could not."""
+    several = Statement("INSERT INTO numbers VALUES (1); COMMIT; BEGIN")
+    for statements in ([several], [several, several]):
+        with pytest.raises(psycopg.errors.SyntaxError) as refused:
+            RowWriter(Postgres(dsn)).write(connection, statements)
+        assert "return several Statements" in str(sorted_error("writing", refused.value))
+        connection.rollback()
+    assert connection.execute("SELECT count(*) FROM numbers").fetchone() == (0,)

@@ -98,6 +98,7 @@ _REMEDIES: dict[str, str] = {
     "3D000": "create the database, or correct its name in the DSN",
     "40": "the transaction is run again",
     "42501": "grant this user the right (GRANT), or let a user who has it create semel's tables first",
+    "42601": "correct the SQL. A Statement holds one command: return several Statements for several",
     "42703": "the table has no such column: correct the output, or add the column",
     "42804": "the value does not fit the column's type: correct the output, or change the column",
     "42P01": "create the table, or correct its name (schema.table; names are case-sensitive)",

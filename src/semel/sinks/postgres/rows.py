@@ -50,7 +50,7 @@ class RowWriter:
     def write(self, connection: Connection[Any], effects: Iterable[TableRow | Statement]) -> int:
         """Sends everything in its order, many statements on their way at a time; the number of rows and statements."""
         runs = list(self._runs(connection, effects))
-        if len(runs) == 1 and len(runs[0][1]) == 1:
+        if len(runs) == 1 and len(runs[0][1]) == 1 and runs[0][1][0]:  # without parameters, psycopg takes many commands
             self._execute(connection, *runs[0])
         elif runs:
             self._execute_all(connection, runs)
