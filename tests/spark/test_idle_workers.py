@@ -16,13 +16,12 @@ import pytest
 
 from tests.support.waiting import until
 
-# PySpark's daemon, whose workers have run a task of semel.
+# PySpark's daemon, whose workers have imported semel's source: they run tasks, or plan.
 DAEMON = """
-import runpy, sys
-import pyspark.worker
-from semel.spark.workers import end_quietly_when_idle
-end_quietly_when_idle()
-sys.argv = ["pyspark.daemon", "pyspark.worker"]
+import importlib, runpy, sys
+sys.argv = ["pyspark.daemon", sys.argv[1]]
+importlib.import_module(sys.argv[1])
+import semel.spark.source
 runpy.run_module("pyspark.daemon", run_name="__main__")
 """
 
@@ -39,7 +38,8 @@ def short_path() -> Iterator[str]:
         yield folder
 
 
-def test_worker_whose_connection_spark_closes_when_it_is_idle_prints_no_traceback(short_path: str) -> None:
+@pytest.mark.parametrize("module", ["pyspark.worker", "pyspark.sql.worker.plan_data_source_read"])
+def test_worker_whose_connection_spark_closes_when_it_is_idle_prints_no_traceback(module: str, short_path: str) -> None:
     named = {
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
         "PYTHON_WORKER_FACTORY_SOCK_DIR": short_path,
@@ -47,7 +47,7 @@ def test_worker_whose_connection_spark_closes_when_it_is_idle_prints_no_tracebac
         "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
     }
     with subprocess.Popen(
-        [sys.executable, "-c", DAEMON],
+        [sys.executable, "-c", DAEMON, module],
         env={**os.environ, **named},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

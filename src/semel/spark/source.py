@@ -61,7 +61,7 @@ from semel.spark.options import (
 )
 from semel.spark.reading import DataLossError, created_anew
 from semel.spark.topics import TopicOffsets
-from semel.spark.workers import settle_worker, tables_of
+from semel.spark.workers import end_quietly_when_idle, settle_worker, tables_of
 
 # --- The source's column `json`: values that are JSON, read by the task that fetches them ---
 #
@@ -196,6 +196,7 @@ __all__ = ["HAS_ADMISSION_CONTROL", "ReadAllAvailable", "ReadLimit", "ReadMaxRow
 
 
 log = logging.getLogger("semel.spark")
+end_quietly_when_idle()  # Spark plans in processes of their own; this import is the first that they see of semel
 RANGE_COLUMNS = "topic STRING, partition INT, start BIGINT, end BIGINT"
 
 
