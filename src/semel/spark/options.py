@@ -117,11 +117,28 @@ IGNORED = {
     "fetchoffset.numretries",
     "fetchoffset.retryintervalms",
 }
-# The same for settings of consumers: the source has no group, and sizes its fetches by the ranges that it reads.
+# The same for settings of clients that decide nothing about security or delivery, and have nothing to decide here.
 IGNORED_CLIENT = (
+    "kafka.client.dns.lookup",
+    "kafka.client.rack",
+    "kafka.connections.max.idle.ms",
+    "kafka.socket.connection.setup.timeout.max.ms",
+    "kafka.enable.metrics.push",
+    "kafka.auto.include.jmx.reporter",
+    "kafka.metric.reporters",
+    "kafka.metrics.num.samples",
+    "kafka.metrics.recording.level",
+    "kafka.metrics.sample.window.ms",
+)
+# The same for settings of consumers: the source has no group, and sizes its fetches by the ranges that it reads.
+IGNORED_CONSUMER = (
     "kafka.isolation.level",  # read elsewhere
     "kafka.group.id",
     "kafka.group.instance.id",
+    "kafka.group.protocol",
+    "kafka.group.remote.assignor",
+    "kafka.auto.commit.interval.ms",
+    "kafka.exclude.internal.topics",
     "kafka.partition.assignment.strategy",
     "kafka.session.timeout.ms",
     "kafka.heartbeat.interval.ms",
@@ -195,7 +212,7 @@ class SourceOptions:
         if emit_ranges and json_schema(given) is not None:
             raise OptionError("option jsonSchema needs records, but with emit=ranges there are none; leave it out")
         return cls(
-            client=client_options(given, *IGNORED_CLIENT),
+            client=client_options(given, *IGNORED_CONSUMER),
             **_selection(given),
             starting=starting,
             ending=ending,
@@ -262,10 +279,11 @@ def check_known(name: str, options: Iterable[str], owner: str) -> None:
         raise OptionError(f"the {owner} has no option {name!r}; {hint}")
 
 
-def client_options(given: Mapping[str, str], *skipped: str) -> dict[str, str]:
+def client_options(given: Mapping[str, str], *also_ignored: str) -> dict[str, str]:
     """Everything after `kafka.`, for the client, which knows the names and refuses others."""
     if "kafka.bootstrap.servers" not in given:
         raise OptionError("option kafka.bootstrap.servers is missing; give brokers as host:port,host:port")
+    skipped = {*IGNORED_CLIENT, *also_ignored}
     names = [name for name in given if name.startswith("kafka.") and name not in skipped]
     return {name.removeprefix("kafka."): given[name] for name in names}
 

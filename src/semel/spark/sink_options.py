@@ -235,6 +235,7 @@ def writer_options(raw: Mapping[str, str], also: tuple[str, ...] = ()) -> SinkOp
 
 
 BINARY = {"binary", "string"}
+NESTED = ("struct<", "array<", "map<", "variant")
 TIMES = {"timestamp", "timestamp_ntz"}  # no number: Spark casts one as seconds, and Kafka counts milliseconds
 HASH_OF_KEY = "if(key IS NULL, NULL, xxhash64(cast(key AS BINARY)))"  # Spark's own, computed in the JVM
 
@@ -288,7 +289,9 @@ def check_columns(types: dict[str, str], options: SinkOptions) -> None:
             )
     for name in ("key", "value"):
         if name in types and types[name] not in BINARY:
-            raise ColumnError(f"column {name!r} is {types[name]}, expected binary or string; cast it")
+            is_nested = types[name].startswith(NESTED)
+            way = f"make JSON of it, to_json({name}) AS {name}" if is_nested else "cast it"
+            raise ColumnError(f"column {name!r} is {types[name]}, expected binary or string; {way}")
     if "headers" in types and types["headers"] != "array<struct<key:string,value:binary>>":
         raise ColumnError(f"column 'headers' is {types['headers']}, expected array<struct<key:string,value:binary>>")
     if "topic" in types and types["topic"] != "string":

@@ -79,5 +79,5 @@ def test_a_frame_that_cannot_be_written_is_refused_before_spark_is_asked_for_a_h
     windows = SimpleNamespace(dtypes=[("window", "struct<start:timestamp,end:timestamp>"), ("count", "bigint")])
     with pytest.raises(ColumnError, match=r"no column 'value' \(it has window, count\)"):
         hashed_columns(windows, options)
-    with pytest.raises(ColumnError, match="'value' is map<string,int>, expected binary or string"):
+    with pytest.raises(ColumnError, match="'value' is map<string,int>, expected binary or string; make JSON of it"):
         hashed_columns(SimpleNamespace(dtypes=[("value", "map<string,int>")]), options)

@@ -34,6 +34,7 @@ def test_options_of_a_writer_are_those_of_the_sink():
             "transactionTimeoutMs": "5000",
             "adoptCheckpoint": "True",
             "kafka.security.protocol": "SSL",
+            "kafka.client.dns.lookup": "use_all_dns_ips",
             "checkpointLocation": "/c",
             "queryName": "q",
             "jobId": "7",
