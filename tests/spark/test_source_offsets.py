@@ -320,18 +320,23 @@ def test_batches_are_limited_in_proportion_and_cover_everything_once(topics: Top
     assert stream.plan() == stream.start  # nothing new: the same offset, so Spark runs no batch
 
 
-def test_few_records_wait_for_more_or_for_the_longest_delay(topics: Topics) -> None:
+def test_few_records_wait_for_more_or_for_the_longest_delay_but_not_at_the_start(topics: Topics) -> None:
     name = topics.make()
     stream = topics.stream(
         subscribe=name, startingOffsets="earliest", minOffsetsPerTrigger=ROWS + 3, maxTriggerDelay="1h"
     )
+    assert stream.values() == names(0, ROWS)  # as Spark's own source
+    topics.fill(name, ROWS, first=ROWS)
     assert stream.run() == []
-    topics.fill(name, 3, first=ROWS)
-    assert stream.values() == names(0, ROWS + 3)
-    topics.fill(name, 3, first=ROWS + 3)
+    topics.fill(name, 3, first=2 * ROWS)
+    assert stream.values() == names(ROWS, 2 * ROWS + 3)
+    topics.fill(name, 3, first=2 * ROWS + 3)
     assert stream.run() == []
     stream.reader._waiting_since_s -= 3601  # the hour is over
-    assert stream.values() == names(ROWS + 3, ROWS + 6)
+    assert stream.values() == names(2 * ROWS + 3, 2 * ROWS + 6)
+    topics.fill(name, 3, first=2 * ROWS + 6)
+    assert stream.run() == []
+    assert stream.reader.latestOffset(stream.start, ReadAllAvailable()) != stream.start  # Trigger.Once
 
 
 def test_available_now_stops_at_what_was_there_and_ignores_partitions_added_since(topics: Topics) -> None:

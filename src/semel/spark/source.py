@@ -7,6 +7,7 @@ at the last stable offset, so every record in its range is decided.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime
@@ -169,7 +170,13 @@ def json_parser(kind: Any) -> Callable[[Any], Any]:
 
 
 try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
 
     HAS_ADMISSION_CONTROL = True
 except ImportError:  # PySpark 4.1
@@ -188,11 +195,22 @@ except ImportError:  # PySpark 4.1
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
         max_rows: int
 
+    @dataclass
+    class ReadMinRows(ReadLimit):  # type: ignore[no-redef]
+        min_rows: int
+
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         pass
 
 
-__all__ = ["HAS_ADMISSION_CONTROL", "ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]
+__all__ = [
+    "HAS_ADMISSION_CONTROL",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxRows",
+    "ReadMinRows",
+    "SupportsTriggerAvailableNow",
+]
 
 
 log = logging.getLogger("semel.spark")
@@ -310,15 +328,17 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
     def __init__(self, raw: Mapping[str, str], schema: StructType | None = None) -> None:
         super().__init__(raw, streaming=True, schema=schema)
         self._target: Edge | None = None  # Trigger.AvailableNow: read up to here, then stop
-        self._waiting_since_s = time.monotonic()
+        self._waiting_since_s = -math.inf  # the first batch does not wait, as with Spark's own source
 
     @reason_first()
     def initialOffset(self) -> dict[str, Any]:
         return {**to_json(*self.start()), INITIAL: True}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        limit = self.options.max_offsets
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        most, least = self.options.max_offsets, self.options.min_offsets
+        if most is not None:
+            return ReadMaxRows(most)
+        return ReadAllAvailable() if least is None else ReadMinRows(least)
 
     @reason_first()
     def prepareForTriggerAvailableNow(self) -> None:
@@ -395,7 +415,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
         )
 
     def _end(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
-        if self._must_wait(begin, latest):
+        if not isinstance(limit, ReadAllAvailable) and self._must_wait(begin, latest):  # Trigger.Once wants all
             return begin
         self._waiting_since_s = time.monotonic()
         return limited(begin, latest, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
