@@ -24,7 +24,7 @@ Behave = Callable[[socket.socket], None]
 
 @contextmanager
 def server(behave: Behave) -> Iterator[str]:
-    """A server that calls a function with each connection."""
+    """A server that calls a function with each connection, in a thread of its own."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def accept() -> None:
@@ -33,8 +33,11 @@ def server(behave: Behave) -> Iterator[str]:
                 client, _ = listener.accept()
             except OSError:
                 return
-            with client, suppress(OSError, EOFError):
-                behave(client)
+            threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+    def serve(client: socket.socket) -> None:
+        with client, suppress(OSError, EOFError):
+            behave(client)
 
     threading.Thread(target=accept, daemon=True).start()
     try:

@@ -128,7 +128,8 @@ if TYPE_CHECKING:
     from semel.client.producer import Producer
 
 HELP = """Writes records to a topic: one for each line of the given files, or of stdin (-, the default).
-It ends with code 0 only if the brokers have stored every record."""
+It ends with code 0 only if the brokers have stored every record; what they refuse for a moment is sent again for two
+minutes (-X delivery.timeout.ms=120000)."""
 EXAMPLE = r"""
 echo hello | semel produce orders
 semel produce orders -K : -H source=shop lines.txt

@@ -33,6 +33,8 @@ from semel.storage.validation import Inspection, check_client_batch, check_coord
 
 _log = logging.getLogger("semel.storage")
 
+COMPLAIN_EVERY_MS = 10_000
+
 _Check = Callable[[DataBatch, object | None], BatchInfo | None]
 
 
@@ -48,6 +50,15 @@ class LogShared:
         default_factory=dict
     )  # by folder: (when it is due, what to remove)
     on_start_raised: Callable[[], None] = lambda: None  # records were deleted: the start offsets need a checkpoint
+    _complained_ms: int | None = None  # when the log last said that the disk refuses writes
+
+    def write_refused(self, what: str, error: OSError) -> StorageError:
+        """The disk does not take a write. The log says so, but not at every try of every client."""
+        refusal, now_ms = storage_error(what, error), self.now_ms()
+        if self._complained_ms is None or abs(now_ms - self._complained_ms) >= COMPLAIN_EVERY_MS:
+            self._complained_ms = now_ms
+            _log.error("%s; clients are refused with KAFKA_STORAGE_ERROR until the disk takes writes again", refusal)
+        return refusal
 
 
 def storage_error(what: str, error: Exception) -> StorageError:
@@ -264,7 +275,7 @@ class OpenLog:
         try:
             segment.write(data)
         except OSError as error:
-            raise storage_error(f"cannot append to {segment.log.path}", error) from error
+            raise self._shared.write_refused(f"cannot append to {segment.log.path}", error) from error
 
     def _write_abort(
         self, segment: Segment, data: memoryview | bytearray, completed: CompletedTransaction | None
@@ -276,7 +287,7 @@ class OpenLog:
         try:
             segment.txn_index.append(AbortedTxn(*completed[:4]))
         except OSError as error:
-            raise storage_error(f"cannot write {segment.txn_index.handle.path}", error) from error
+            raise self._shared.write_refused(f"cannot write {segment.txn_index.handle.path}", error) from error
         try:
             self._write(segment, data)
         except StorageError:
@@ -318,7 +329,7 @@ class OpenLog:
             new.write_indexes()
             _ = new.fd  # creates the file: its name is the end offset of an empty log
         except OSError as error:
-            raise storage_error(f"cannot start a new segment of {self._name}", error) from error
+            raise self._shared.write_refused(f"cannot start a new segment of {self._name}", error) from error
         self.segments.add(new)
         self._mark_unsynced(*old.handles(), new.log)
         return new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,8 +14,24 @@ import semel
 from semel.client import cluster_calls
 from semel.client.cluster import Cluster
 from semel.client.cluster_calls import Outages
-from semel.client.errors import ConnectionFailedError, KafkaError, RetriableError, TimedOutError
+from semel.client.errors import (
+    ConnectionFailedError,
+    DeliveryTimedOutError,
+    KafkaError,
+    RetriableError,
+    TimedOutError,
+)
 from semel.client.settings import ClientSettings
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.cluster import (
+    METADATA,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from semel.protocol.messages.records import PRODUCE, PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from tests.support.fake_broker import scripted
 
 
 class Clock:
@@ -93,6 +110,34 @@ def test_every_client_logs_that_its_broker_is_down(
         use(nobody)
     said = [record.getMessage() for record in caplog.records if record.name == "semel.client"]
     assert any(f"cannot connect to {nobody}" in text and "retried for" in text for text in said), said
+
+
+def test_a_refusal_that_a_producer_retries_is_logged_and_named_when_it_gives_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a broker whose disk is full."""
+    monkeypatch.setattr(cluster_calls, "FIRST_S", 0.0)
+    place: list[tuple[str, int]] = []
+
+    def metadata(request: Any, version: int) -> MetadataResponse:
+        partition = MetadataResponsePartition(leader_epoch=0, replica_nodes=[0], isr_nodes=[0])
+        topic = MetadataResponseTopic(name="t", partitions=[partition])
+        return MetadataResponse(brokers=[MetadataResponseBroker(0, *place[0])], controller_id=0, topics=[topic])
+
+    def refuse(request: Any, version: int) -> ProduceResponse:
+        part = PartitionProduceResponse(0, ErrorCode.KAFKA_STORAGE_ERROR, error_message="No space left on device")
+        return ProduceResponse([TopicProduceResponse("t", partition_responses=[part])])
+
+    with scripted({METADATA: metadata, PRODUCE: refuse}) as address:
+        host, port = address.split(":")
+        place.append((host, int(port)))
+        limits = {"request.timeout.ms": 300, "delivery.timeout.ms": 400, "linger.ms": 0, "retry.backoff.ms": 10}
+        options = {"bootstrap.servers": address, **limits, "enable.idempotence": False}
+        with semel.Producer(options) as producer, pytest.raises(DeliveryTimedOutError) as failure:
+            producer.send("t", b"x").result(timeout_ms=30_000)
+    assert "the last try: writing 1 records to t-0" in str(failure.value)
+    assert "No space left on device" in str(failure.value)
+    assert re.search("KAFKA_STORAGE_ERROR.*No space left.*; retried for", caplog.text)
 
 
 def test_error_codes_that_are_retried_are_logged_with_what_the_call_does(

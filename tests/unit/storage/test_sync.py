@@ -192,7 +192,9 @@ def test_a_log_stays_offline_while_the_disk_is_broken(slow: Folder, disk: Faulty
     asyncio.run(scenario())
 
 
-def test_full_disk_refuses_and_goes_on_when_there_is_space_again(slow: Folder, disk: FaultyFiles) -> None:
+def test_full_disk_refuses_and_goes_on_when_there_is_space_again(
+    slow: Folder, disk: FaultyFiles, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         log = slow.log()
         await acknowledge(slow, log, append(log, values=[b"before"], producer_id=1, epoch=0, sequence=0))
@@ -204,6 +206,8 @@ def test_full_disk_refuses_and_goes_on_when_there_is_space_again(slow: Folder, d
             assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
             assert (folder_size(log), log.size_bytes, log.end_offset) == (size, size, 1)
         assert disk.fired
+        (said,) = [record for record in caplog.records if "No space left on device" in record.getMessage()]
+        assert said.levelname == "ERROR", "said once, not at each of the tries"
         disk.free_bytes = None
         await acknowledge(slow, log, append(log, values=[b"after"], producer_id=1, epoch=0, sequence=1))
         assert [record.value for record in all_records(log)] == [b"before", b"after"]

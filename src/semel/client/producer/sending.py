@@ -16,12 +16,12 @@ from semel.client.errors import BufferFullError, ConnectionFailedError, KafkaErr
 from semel.client.producer.accumulator import PartitionQueue
 from semel.client.producer.batches import Place, ProducerBatch
 from semel.client.producer.coordinator import CoordinatorCalls, request_identity
-from semel.client.producer.core import NEVER_S, Produce, ProducerCore
+from semel.client.producer.core import NEVER_S, Produce, ProducerCore, Sending
 from semel.client.producer.identities import WriteIdentity
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Pending
-from semel.protocol.errors import DecodeError, EncodeError, ErrorCode
+from semel.protocol.errors import DecodeError, EncodeError, ErrorCode, Recovery
 from semel.protocol.messages.records import PRODUCE, PartitionProduceResponse
 
 LANE = "produce"
@@ -234,7 +234,18 @@ class BatchSender(Generic[Changed]):
             else:
                 moved = core.responded(pending.context, responses, time.monotonic())
             self._announce()
+        self._log_refusals(pending.context)
         self._forget(moved)
+
+    def _log_refusals(self, sendings: list[Sending]) -> None:
+        """Says what a broker keeps refusing, long before delivery.timeout.ms."""
+        outages = self._calls.outages
+        for queue, _ in sendings:
+            name = f"writing to {queue.topic}-{queue.partition}"
+            if queue.setback is None:
+                outages.over(name)
+            elif queue.setback.recovery is Recovery.RETRY:
+                outages.failed(name, queue.setback)
 
     def _forget(self, places: list[Place]) -> None:
         for place in places:
