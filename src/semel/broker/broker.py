@@ -46,7 +46,6 @@ class BrokerNode:
         self.node_id = settings.node_id
         self.counters = Counters()
         self.sync = SyncGroup(settings["fsync"])
-        data.mkdir(parents=True, exist_ok=True)
         self.data_dir = DataDir.open(data, sync=self.sync, now_ms=self.clock.now_ms)
         self.store = Store(data, fsync=settings["fsync"] == "commit", files=self.data_dir.files)
         settings.finalize(self.store.get(features.LEVELS) or {})  # by earlier runs

@@ -181,7 +181,8 @@ def bind(host: str, port: int, backlog: int) -> socket.socket:
         family, *_, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=backlog)
     except OSError as error:
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+        why = str(error.strerror).partition(" (while")[0]  # Python repeats the address
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {why}; choose another with --listen") from error
     except UnicodeError as error:  # no host name, such as `a..b`
         raise OSError(errno.EINVAL, f"cannot listen on {host}:{port}: {error}") from error
 

@@ -45,6 +45,10 @@ def run(args: argparse.Namespace) -> int:
     from semel.broker.runner import Options, set_up_logs
     from semel.broker.runner import run as run_broker
 
+    if args.ui:
+        from semel.cli.ui import check_page
+
+        check_page(args.ui, "--ui")
     set_up_logs(args.log_level)
     settings = _settings(args)
     data = settings["log.dirs"] or settings["log.dir"]

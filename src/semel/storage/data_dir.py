@@ -79,8 +79,7 @@ class DataDir:
         recovered here; after a clean one they are read on first use.
         """
         root = Path(path).absolute()
-        root.mkdir(parents=True, exist_ok=True)
-        lock, cache = _take_lock(root), None
+        lock, cache = _take(root), None
         try:
             files = files or files_for(root)
             cache = FileCache(files, open_files_max or _open_files_max())
@@ -412,6 +411,18 @@ def parse_folder_name(name: str) -> TopicPartition | None:
     if not topic or not dash or not number.isascii() or not number.isdigit():
         return None
     return topic, int(number)
+
+
+def _take(root: Path) -> list[int]:
+    """Makes the folder and locks it. An OSError says which folder it is, and why it cannot be used."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        return _take_lock(root)
+    except OSError as error:
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        why = "it is a file" if is_file else error.strerror
+        remedy = "choose a folder that this user may write to"
+        raise OSError(error.errno, f"{root} cannot be the data folder: {why}; {remedy}") from error
 
 
 def _take_lock(root: Path) -> list[int]:

@@ -153,6 +153,24 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert "address already in use" in errors.lower()
 
 
+def test_a_data_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    code, errors = failed("--data", tmp_path / "notes.txt", "--listen", "127.0.0.1:0")
+    assert code == 1
+    assert errors.startswith(f"semel: {tmp_path}/notes.txt cannot be the data folder: it is a file; choose")
+
+
+def test_a_page_that_cannot_be_served_keeps_the_broker_from_starting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, errors = failed("--data", tmp_path / "data", "--listen", "127.0.0.1:0", "--ui", str(port))
+    assert code == 1
+    assert errors == (
+        f"semel: cannot serve the page on 127.0.0.1:{port}: Address already in use; choose another with --ui\n"
+    )
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "two..dots"])
 def test_a_host_that_is_not_there_is_named(tmp_path: Path, host: str) -> None:
     code, errors = failed("--data", tmp_path, "--listen", f"{host}:0")
