@@ -23,6 +23,7 @@ from tests.support.direct import DirectClient
 from tests.support.waiting import PATIENCE_S, until
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'`${alert(3)}"
+REVERSED = "\u202espuorg\n"  # looks like another name
 LARGE_BYTES = 10 << 20
 
 
@@ -45,6 +46,7 @@ def planted(shown_broker: SemelBroker) -> str:
             with producer.transaction():
                 producer.send("orders", b"committed", partition=1).result()
                 producer.send_offsets_to_transaction({("orders", 0): 10}, semel.client.GroupMetadata(HOSTILE))
+                producer.send_offsets_to_transaction({("orders", 0): 10}, semel.client.GroupMetadata(REVERSED))
             producer.begin_transaction()
             producer.send("orders", b"taken back", partition=1).result()
             producer.abort_transaction()
@@ -238,6 +240,9 @@ def test_hostile_and_large_content_is_shown_as_text_and_never_runs(page: Any, si
     page.get_by_role("link", name=HOSTILE).click()
     page.get_by_role("heading", name=HOSTILE).wait_for()
     assert page.locator("main img, main script").count() == 0
+    go(page, site, "groups")
+    page.get_by_role("link", name=r"\u202espuorg\n").click()
+    page.get_by_role("heading", name=r"\u202espuorg\n").wait_for()
     go(page, site, "topic?name=" + "%3Cscript%3Ealert(1)%3C/script%3E")
     page.get_by_role("heading", name="Not found").wait_for()
 
@@ -248,7 +253,7 @@ def test_the_keyboard_is_enough_and_colours_can_be_switched(page: Any, site: Sit
     page.get_by_role("heading", name="Topics").wait_for()
     page.keyboard.press("/")
     page.keyboard.type("spark")
-    page.get_by_text("1 topics").wait_for()
+    page.get_by_text("1 topic", exact=True).wait_for()
     assert page.evaluate("document.activeElement.id") == "search", "what is typed stays where it is typed"
     page.keyboard.press("Escape")
     page.keyboard.press("?")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ import msgspec
 from semel.client.admin.calls import AdminCalls
 from semel.client.admin.transactions import TransactionInfo
 from semel.client.types import TopicPartition
-from semel.doctor.findings import AILMENTS, Certainty, Diagnosis
+from semel.doctor.findings import AILMENTS, Certainty, Diagnosis, shell_word
 from semel.doctor.snapshot import AUTHORIZER, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, CommitSeen, Snapshot, take_snapshot
 from semel.protocol.partitioning import coordinator_partition
 from semel.spark.ledger import SUFFIX, LedgerEntry
@@ -466,7 +465,7 @@ def command_line(*words: object) -> str:
             line[-1] += f"={word}"
         else:
             names.append(str(word))
-    return shlex.join([*line, *(["--", *names] if names else [])])
+    return " ".join(map(shell_word, [*line, *(["--", *names] if names else [])]))
 
 
 # --- One examination: a snapshot of the cluster, and what is wrong in it ---

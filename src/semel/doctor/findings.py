@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import Enum
 
 import msgspec
@@ -90,6 +91,22 @@ AILMENTS: dict[str, Ailment] = {
         "Exactly-once holds for what the cluster keeps.",
     ),
 }
+
+
+def shell_word(text: str) -> str:
+    """A word as a shell takes it: as $'...', which bash and zsh know, where it has characters that cannot be seen."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return f"$'{''.join(map(_escaped, text))}'"
+
+
+def _escaped(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def with_options(cure: str, options: str) -> str:

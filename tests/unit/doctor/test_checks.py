@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import subprocess
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -211,6 +212,14 @@ def test_the_cure_for_a_name_that_looks_like_an_option_can_be_pasted(name: str) 
     args = parser.parse_args(words[2:])
     assert (args.id, args.brokers, args.force) == (name, "here:1", True)
     assert shlex.split(checks.command_line("audit", "--app", checks.Name(name))) == ["semel", "audit", f"--app={name}"]
+
+
+@pytest.mark.parametrize("name", ["a\n'b'", "\u202epuorg \\", "\x1b[2J\x80", "\U000e0041x"])
+def test_the_cure_for_a_name_with_hidden_characters_shows_them_and_can_be_pasted(name: str) -> None:
+    line = checks.command_line("txn", "abort", checks.Name(name))
+    assert line.isprintable()
+    said = subprocess.run(["bash", "-c", f"printf %s {line.removeprefix('semel txn abort ')}"], stdout=-1, check=True)
+    assert said.stdout == name.encode()
 
 
 def test_the_password_of_a_connection_is_not_in_the_cure() -> None:

@@ -18,9 +18,16 @@ function h(tag, props, ...children) {
   }
   for (const child of children.flat(3)) {
     if (child === null || child === undefined || child === false || child === "") continue;
-    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    node.append(child instanceof Node ? child : document.createTextNode(visible(String(child), tag === "pre")));
   }
   return node;
+}
+
+// Characters that show nothing, or turn the reading direction, as an escape: a name must not look like another one.
+const HIDDEN = /[\p{Cc}\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/gu;
+const ESCAPES = { "\n": "\\n", "\t": "\\t", "\r": "\\r" };
+function visible(text, hasLines) {
+  return text.replace(HIDDEN, (each) => (hasLines && each in ESCAPES ? each : ESCAPES[each] || `\\u${each.charCodeAt(0).toString(16).padStart(4, "0")}`));
 }
 
 // Makes `old` look like `fresh` and keeps what did not change: focus, scroll positions and selections stay.
@@ -37,6 +44,7 @@ function morph(old, fresh) {
 
 // --- texts ---
 const count = (value) => (value === null || value === undefined ? "–" : number.format(value));
+const some = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 const clock = (ms) => {
   if (!(ms >= 0)) return "";
   const at = new Date(ms), pad = (n, size = 2) => String(n).padStart(size, "0");
@@ -143,15 +151,15 @@ const views = {
   },
   topics: async (query) => {
     const seen = await ask("topics", query), page = seen.page;
-    return [heading("Topics", `${count(seen.total)} topics`), h("div", { class: "filters" }, search(query, "topics", "Search topics"),
+    return [heading("Topics", some(seen.total, "topic")), h("div", { class: "filters" }, search(query, "topics", "Search topics"),
       h("label", { class: "check" }, h("input", { type: "checkbox", checked: query.held === "1", onchange: (event) => go("topics", { ...query, held: event.target.checked, page: "" }) }), "in an open transaction"),
       h("label", { class: "check" }, h("input", { type: "checkbox", checked: query.internal === "1", onchange: (event) => go("topics", { ...query, internal: event.target.checked, page: "" }) }), "internal topics")), legend(),
-      seen.topics.length ? seen.topics.map((topic) => h("section", { class: "panel", "aria-label": `Topic ${topic.name}` }, h("div", { class: "topic-head" }, h("a", { href: to("topic", { name: topic.name }) }, topic.name), h("span", { class: "quiet small" }, `${topic.partitions} partition${topic.partitions === 1 ? "" : "s"}`)), bars(topic.bars))) : h("div", { class: "panel" }, h("div", { class: "empty" }, "There is no such topic.")),
+      seen.topics.length ? seen.topics.map((topic) => h("section", { class: "panel", "aria-label": `Topic ${topic.name}` }, h("div", { class: "topic-head" }, h("a", { href: to("topic", { name: topic.name }) }, topic.name), h("span", { class: "quiet small" }, some(topic.partitions, "partition"))), bars(topic.bars))) : h("div", { class: "panel" }, h("div", { class: "empty" }, "There is no such topic.")),
       seen.pages > 1 ? h("div", { class: "filters" }, h("button", { type: "button", disabled: page === 0, onclick: () => go("topics", { ...query, page: page - 1 }) }, "Previous"), h("span", {}, `page ${page + 1} of ${seen.pages}`), h("button", { type: "button", disabled: page + 1 >= seen.pages, onclick: () => go("topics", { ...query, page: page + 1 }) }, "Next")) : null];
   },
   topic: async (query) => {
     const seen = await ask("topic", { name: query.name });
-    return [heading(seen.name, `${seen.partitions} partitions${seen.is_internal ? ", internal" : ""}`), legend(), h("div", { class: "panel" }, bars(seen.bars)), seen.left_out ? h("p", { class: "quiet" }, `${seen.left_out} more partitions are not shown`) : null,
+    return [heading(seen.name, some(seen.partitions, "partition") + (seen.is_internal ? ", internal" : "")), legend(), h("div", { class: "panel" }, bars(seen.bars)), seen.left_out ? h("p", { class: "quiet" }, `${seen.left_out} more partitions are not shown`) : null,
       h("h2", {}, "Settings that are not the default"), table("Settings", ["Name", "Value"], seen.settings.map((each) => h("tr", {}, h("td", { class: "mono" }, each.name), h("td", { class: "mono wide" }, each.value))), "All settings are the broker's defaults.")];
   },
   records: async (query) => {
@@ -163,7 +171,7 @@ const views = {
         h("button", { type: "button", disabled: seen.next >= seen.end, onclick: () => step(String(seen.next)) }, "Next"), h("button", { type: "button", onclick: () => step("end") }, "End"),
         h("label", { class: "check" }, "Offset", h("input", { type: "number", min: 0, value: String(seen.from), "aria-label": "Offset", onchange: (event) => step(event.target.value || "0") })),
         h("label", { class: "check" }, h("input", { type: "checkbox", checked: query.markers === "1", onchange: (event) => go("records", { ...query, markers: event.target.checked }) }), "control records"),
-        seen.left_out ? h("span", { class: "quiet small" }, `${seen.left_out} control record${seen.left_out > 1 ? "s" : ""} left out`) : null),
+        seen.left_out ? h("span", { class: "quiet small" }, `${some(seen.left_out, "control record")} left out`) : null),
       table("Records", ["#Offset", "State", "Time", "Key", "Value", "Headers", "Producer"], seen.records.map((record) => record.marker
         ? h("tr", { class: "marker" }, h("td", { class: "num mono" }, record.offset), h("td", {}, chip(record.marker, record.marker === "COMMIT" ? "committed" : "aborted")), h("td", { class: "small" }, day(record.timestamp)), h("td", { colspan: 3 }, `control record: ends the transaction of producer ${record.producer_id}`), h("td", { class: "mono small" }, `${record.producer_id} / ${record.epoch}`))
         : h("tr", { class: `r-${states[record.state]}` }, h("td", { class: "num mono" }, record.offset), h("td", {}, chip(record.state, states[record.state])), h("td", { class: "small" }, day(record.timestamp)), h("td", {}, bytes(record.key, { ...place, offset: record.offset }, "key")), h("td", { class: "wide" }, bytes(record.value, { ...place, offset: record.offset }, "value")),
@@ -171,7 +179,7 @@ const views = {
   },
   transactions: async (query) => {
     const seen = await ask("transactions", query);
-    return [heading("Transactions", `${count(seen.total)} transactional ids`), h("div", { class: "filters" }, search(query, "transactions", "Search transactional ids"),
+    return [heading("Transactions", some(seen.total, "transactional id")), h("div", { class: "filters" }, search(query, "transactions", "Search transactional ids"),
       h("select", { "aria-label": "State", onchange: (event) => go("transactions", { ...query, state: event.target.value }) }, h("option", { value: "" }, "any state"), seen.states.map((state) => h("option", { value: state, selected: state === query.state }, state)))),
       table("Transactional ids", TRANSACTION_HEADS, transactionRows(seen.rows), "There is no such transactional id.")];
   },
@@ -187,12 +195,12 @@ const views = {
   producers: async () => {
     const seen = await ask("producers");
     return [heading("Producer ids and epochs", "Who got which epoch of a transactional id, and who was refused since: the newest first."), seen.has_events
-      ? table("Epochs", ["Time", "Transactional id", "#Producer / epoch", "What", "Client"], seen.rows.map((row) => h("tr", {}, h("td", { class: "small" }, day(row.time_ms)), h("td", { class: "id" }, transactionLink(row.id)), h("td", { class: "num mono" }, `${row.producer_id} / ${row.epoch}`), h("td", {}, row.is_refused ? chip(row.what, "aborted") : row.what), h("td", { class: "small" }, row.client))), "Nobody has taken a transactional id since the broker started.")
+      ? table("Epochs", ["Time", "Transactional id", "#Producer / epoch", "What", "Client"], seen.rows.map((row) => h("tr", {}, h("td", { class: "small" }, day(row.time_ms)), h("td", { class: "id" }, transactionLink(row.id)), h("td", { class: "num mono" }, row.producer_id < 0 ? "–" : `${row.producer_id} / ${row.epoch}`), h("td", {}, row.is_refused ? chip(row.what, "aborted") : row.what), h("td", { class: "small" }, row.client))), "Nobody has taken a transactional id since the broker started.")
       : h("div", { class: "panel" }, h("div", { class: "empty" }, "Not available: only semel's broker keeps these events. A transaction's own page shows what the coordinator's log has."))];
   },
   groups: async (query) => {
     const seen = await ask("groups", query);
-    return [heading("Groups", `${count(seen.total)} groups`), h("div", { class: "filters" }, search(query, "groups", "Search groups")),
+    return [heading("Groups", some(seen.total, "group")), h("div", { class: "filters" }, search(query, "groups", "Search groups")),
       table("Groups", ["Group", "State", "#Partitions", "#Lag", "Lag over time", ""], seen.rows.map((row) => h("tr", {}, h("td", { class: "id" }, h("a", { href: to("group", { id: row.id }) }, row.id)), h("td", {}, chip(row.state)), h("td", { class: "num" }, row.partitions), h("td", { class: "num" }, count(row.lag)), h("td", {}, line(row.history, "mini", "Lag")), h("td", {}, row.unstable ? chip(`${row.unstable} pending`, "open") : ""))), "There is no such group.")];
   },
   group: async (query) => {
@@ -207,7 +215,7 @@ const views = {
   },
   application: async (query) => {
     const seen = await ask("application", { id: query.id }), longest = Math.max(...seen.rows.map((row) => row.took_ms), 1);
-    return [heading(seen.id, `The last ${seen.rows.length} batches, the newest first. Its lag is that of the group ${seen.id}.`), h("p", {}, h("a", { href: to("group", { id: seen.id }) }, "group"), " · ", h("a", { href: to("transaction", { id: seen.id }) }, "transactions"), " · ", h("a", { href: to("records", { topic: `${seen.id}.ledger`, partition: "0" }) }, "ledger")),
+    return [heading(seen.id, `${seen.rows.length === 1 ? "The only batch" : `The last ${seen.rows.length} batches, the newest first`}. Its lag is that of the group ${seen.id}.`), h("p", {}, h("a", { href: to("group", { id: seen.id }) }, "group"), " · ", h("a", { href: to("transaction", { id: seen.id }) }, "transactions"), " · ", h("a", { href: to("records", { topic: `${seen.id}.ledger`, partition: "0" }) }, "ledger")),
       table("Batches", ["#Entry", "#Batch", "Committed", "#Took", "", "#Rows", "#Dead letters", "#Attempts", "Read", "Written"], seen.rows.map((row) => h("tr", {}, h("td", { class: "num" }, row.sequence), h("td", { class: "num" }, row.batch_id), h("td", { class: "small" }, day(row.committed_at_ms)), h("td", { class: "num" }, row.took_ms ? lasting(row.took_ms) : "–"), h("td", {}, h("svg:svg", { class: "mini", viewBox: "0 0 100 22", preserveAspectRatio: "none", "aria-hidden": "true" }, h("svg:rect", { class: "done", y: 6, height: 10, width: (row.took_ms / longest) * 100 }))), h("td", { class: "num" }, count(row.rows)), h("td", { class: "num" }, count(row.dead_letters)), h("td", { class: "num" }, row.attempts), h("td", { class: "small wide" }, row.gap ? chip(`gap: ${row.gap}`, "aborted") : "", row.ranges.map((text) => h("div", {}, text))), h("td", { class: "small wide" }, row.written.map((text) => h("div", {}, text))))), "The ledger has no entries.")];
   },
   doctor: async () => {
@@ -260,7 +268,7 @@ async function refresh(isNew = false) {
   showNav(view);
   morph(main, h("main", { id: "main", tabindex: "-1", "data-view": view || "overview", "data-ready": "1" }, content.flat(3)));
   document.title = `${main.querySelector("h1")?.textContent || "semel"} · semel`;
-  if (isNew) { main.focus({ preventScroll: true }); scrollTo(0, 0); }
+  if (isNew) { main.focus({ preventScroll: true }); scrollTo(0, 0); document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); }
 }
 function banner(text) { const node = document.getElementById("banner"); node.hidden = !text; if (node.textContent !== (text || "")) node.textContent = text || ""; }
 let shown = "";
