@@ -8,7 +8,7 @@
     bank.statements  out   {"id": 7, "account": "acc-11", "cents": 1250, "balance": 88300}, one line for each booking
     bank.rejected    out   what is no valid transfer, as it came, with the reason in a header
 
-A micro-batch is one transaction: its statements, its rejected transfers and its positions become visible together.
+A micro-batch is one transaction: its statements, its rejected transfers and its offsets become visible together.
 The balances are state of the query, so they move with it. `semel demo` kills this program while it commits.
 """
 
