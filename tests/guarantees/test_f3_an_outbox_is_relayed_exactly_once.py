@@ -614,6 +614,8 @@ def test_the_command_line(shop: Shop, capsys: pytest.CaptureFixture[str], monkey
     assert main(["outbox", "status", "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert (status["waiting_rows"], status["sent_rows"]) == (0, 5)
+    assert main(["outbox", "status", "--schema", "elsewhere"]) == 1
+    assert "`semel outbox init` creates it" in capsys.readouterr().err
     monkeypatch.delenv("SEMEL_DSN")
     assert main(["outbox", "status", "--dsn", ""]) == 2
 

@@ -6,10 +6,8 @@ import argparse
 
 from semel.cli.client_options import add_json_option, print_json, report
 
-HELP = (
-    "Looks after folders that `semel.process` writes with a semel.Files sink. Only what a manifest names is committed; "
-    "`list` prints it, for programs that read the files themselves."
-)
+HELP = """Looks after folders that `semel.process` writes with a semel.Files sink. Only what a manifest names is
+committed; `list` prints it, for programs that read the files themselves."""
 EXAMPLE = """
 semel files status /data/orders
 semel files list /data/orders

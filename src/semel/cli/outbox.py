@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from semel.patterns.outbox import Outbox
 
 DSN_VARIABLE = "SEMEL_DSN"
-HELP = (
-    "Relays rows that an application inserts into a PostgreSQL table, in its own transactions, to topics: exactly "
-    "once, and per key in the order of insertion. The DSN may stand in the environment variable "
-    f"{DSN_VARIABLE}, where no list of processes shows its password."
-)
+HELP = f"""Relays rows that an application inserts into a PostgreSQL table, in its own transactions, to topics:
+exactly once, and per key in the order of insertion. The DSN may stand in the environment variable {DSN_VARIABLE}, where
+no list of processes shows its password."""
 EXAMPLE = """
 semel outbox init --dsn postgresql://bank@localhost/ledger
 semel outbox run --dsn postgresql://bank@localhost/ledger --application-id bank

@@ -11,10 +11,8 @@ from semel.cli.client_options import add_common_options, client_options, print_j
 if TYPE_CHECKING:
     from semel.patterns.saga_states import SagaState
 
-HELP = (
-    "Lists the sagas of a kind by their log (the topic NAME.log): which step each is at, since when, and why it is "
-    "there. A saga is stuck if a compensation has failed as often as its step may be retried, or gets no reply."
-)
+HELP = """Lists the sagas of a kind by their log (the topic NAME.log): which step each is at, since when, and why it is
+there. A saga is stuck if a compensation has failed as often as its step may be retried, or gets no reply."""
 EXAMPLE = """
 semel saga list transfer
 semel saga list transfer --stuck

@@ -214,7 +214,15 @@ class Outbox:
         connection.execute(filled(statement, self._schema), row)
 
     def status(self) -> OutboxStatus:
-        return self._session.run("reading the outbox", lambda connection: read_status(connection, self._schema))
+        return self._session.run("reading the outbox", self._status)
+
+    def _status(self, connection: Connection[Any]) -> OutboxStatus:
+        made = "SELECT FROM pg_tables WHERE schemaname = %s AND tablename = 'outbox'"
+        if not connection.execute(made, [self._schema]).rowcount:
+            raise FatalError(
+                f"there is no outbox in the schema {self._schema!r} of this database; `semel outbox init` creates it"
+            )
+        return read_status(connection, self._schema)
 
     def close(self) -> None:
         self._session.close()
