@@ -298,7 +298,8 @@ class AdminCalls(GroupCalls, TransactionAdminCalls, ObservationCalls):
     # -- the cluster ---------------------------------------------------------------------------------------------------
     async def describe_cluster(self, timeout_ms: float | None = None) -> ClusterInfo:
         deadline = self._deadline(timeout_ms)
-        metadata = await self.cluster.retry(lambda: self.cluster.refresh([], deadline), "describing the cluster", deadline)
+        what = "describing the cluster"
+        metadata = await self.cluster.retry(lambda: self.cluster.refresh([], deadline), what, deadline)
         brokers = sorted(metadata.brokers.values())
         capabilities = (await self.cluster.connect(AnyNode(), deadline)).capabilities
         return ClusterInfo(metadata.cluster_id or "", metadata.controller_id, brokers, dict(capabilities.features))
