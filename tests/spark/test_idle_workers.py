@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
 import pytest
+from pyspark.serializers import read_int
 
+from semel.spark.source import StreamReader
 from tests.support.waiting import until
 
 # PySpark's daemon, whose workers have imported semel's source: they run tasks, or plan.
@@ -64,3 +67,30 @@ def test_worker_whose_connection_spark_closes_when_it_is_idle_prints_no_tracebac
         until(lambda: not Path(f"/proc/{worker}").exists(), "the worker lives on")
         daemon.stdin.close()
         assert daemon.stderr.read().decode() == ""
+
+
+def end_of_file() -> None:
+    raise EOFError
+
+
+class EndedError(BaseException):
+    """In place of the end of the process."""
+
+
+def test_source_whose_connection_spark_closes_when_a_query_stops_ends_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ended(code: int) -> None:
+        raise EndedError(code)
+
+    def ends_in(fails: Callable[[], object]) -> None:  # as in PySpark's runner
+        try:
+            fails()
+        finally:
+            StreamReader({"kafka.bootstrap.servers": "h:1", "subscribe": "t"}).stop()
+
+    monkeypatch.setattr(os, "_exit", ended)
+    with pytest.raises(EndedError, match="0"):
+        ends_in(lambda: read_int(io.BytesIO()))
+    with pytest.raises(EOFError, match=r"^$"):  # of anything else: is reported, as any failure
+        ends_in(end_of_file)

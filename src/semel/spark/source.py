@@ -62,7 +62,7 @@ from semel.spark.options import (
 )
 from semel.spark.reading import DataLossError, created_anew
 from semel.spark.topics import TopicOffsets
-from semel.spark.workers import end_quietly_when_idle, settle_worker, tables_of
+from semel.spark.workers import end_quietly_when_idle, end_quietly_when_stopped, settle_worker, tables_of
 
 # --- The source's column `json`: values that are JSON, read by the task that fetches them ---
 #
@@ -368,6 +368,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
     def stop(self) -> None:
         if "cluster" in self.__dict__:
             self.cluster.close()
+        end_quietly_when_stopped()
 
     def _latest(self) -> Edge:
         """Where the topics end now. A topic that is gone is left out if records may be lost, else it is an error."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +59,18 @@ def end_quietly_when_idle() -> None:
         run_task(infile, outfile)
 
     module.main = main
+
+
+def end_quietly_when_stopped() -> None:
+    """For a reader's `stop`. Spark ends the process of a stream's source by closing its connection, too. PySpark stops
+    the reader, reports the end of the connection to the connection, and prints a traceback (BrokenPipeError) of a query
+    that was stopped as it should be. The process has nothing left to do here, and ends."""
+    error = sys.exc_info()[1]
+    if isinstance(error, EOFError) and error.__traceback__ is not None:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") == "pyspark.serializers":  # Spark's next request, not what the reader did
+            sys.stderr.flush()
+            os._exit(0)
 
 
 @contextmanager
