@@ -38,6 +38,7 @@ class Setting(NamedTuple):
             value = _PARSERS[self.kind](text)
         except ValueError:
             raise SettingError(f"Invalid value {text} for configuration {self.name}: {self._expected()}") from None
+        self._check_choices(value)
         problem = self._problem(value)
         if problem:
             raise SettingError(f"Invalid value {text} for configuration {self.name}: {problem}")
@@ -48,11 +49,14 @@ class Setting(NamedTuple):
             return "Expected value to be either true or false"
         return f"Not a number of type {self.kind.upper()}"
 
+    def _check_choices(self, value: Any) -> None:
+        """Of a list the first wrong item is named, as Kafka does."""
+        for word in value if isinstance(value, tuple) else (value,):
+            if self.choices and str(word) not in self.choices:
+                problem = f"String must be one of: {', '.join(self.choices)}"
+                raise SettingError(f"Invalid value {word} for configuration {self.name}: {problem}")
+
     def _problem(self, value: Any) -> str | None:
-        if self.choices:
-            words = value if isinstance(value, tuple) else (value,)
-            is_right = all(str(word) in self.choices for word in words)
-            return None if is_right else f"String must be one of: {', '.join(self.choices)}"
         if self.minimum is not None and value < self.minimum:
             return f"Value must be at least {self.minimum}"
         if self.maximum is not None and value > self.maximum:

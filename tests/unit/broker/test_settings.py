@@ -101,6 +101,7 @@ def test_given_settings_win_over_defaults_and_altered_ones_over_both() -> None:
         ("auto.create.topics.enable", "yes", "either true or false"),
         ("fsync", "never", "must be one of: commit, os"),
         ("log.cleanup.policy", "burn", "must be one of: compact, delete"),
+        ("log.cleanup.policy", "compact,burn", "Invalid value burn for configuration log.cleanup.policy: String must"),
         ("default.replication.factor", "3", "no more than 1"),
     ],
 )
