@@ -255,6 +255,21 @@ def test_quotas_can_be_set_found_and_taken_away(cluster: Cluster, client: Direct
     soon(lambda: found_quotas(client, exact), [])
 
 
+def test_quotas_come_in_the_order_of_kafka(cluster: Cluster, client: DirectClient) -> None:
+    """It is that of its hash maps, and clients' own tests rely on it."""
+    user, client_id = cluster.unique("user"), cluster.unique("client")
+    parts = [quotas.EntityData("user", user), quotas.EntityData("client-id", client_id)]
+    rates = ["producer_byte_rate", "request_percentage", "consumer_byte_rate"]
+    ops = [quotas.OpData(key, 50.0, False) for key in rates]
+    request = quotas.AlterClientQuotasRequest([quotas.AlterEntryData(parts, ops)])
+    altered = client.call(ALTER_CLIENT_QUOTAS, request, 1).entries[0]
+    assert [part.entity_type for part in altered.entity] == ["client-id", "user"]
+    wanted = described.DescribeClientQuotasRequest([described.ComponentData("user", EXACT, user)], False)
+    [entry] = eventually(lambda: client.call(DESCRIBE_CLIENT_QUOTAS, wanted, 1).entries, bool)
+    assert [part.entity_type for part in entry.entity] == ["client-id", "user"]
+    assert [value.key for value in entry.values] == ["consumer_byte_rate", "request_percentage", "producer_byte_rate"]
+
+
 @pytest.mark.parametrize(
     ("kind", "key", "value"),
     [

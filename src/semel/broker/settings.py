@@ -204,7 +204,7 @@ _LOG = (
         "log.cleanup.policy",
         "list",
         ("delete",),
-        "What happens to old segments.",
+        "This config designates the retention policy to use on log segments.",
         choices=("compact", "delete"),
         topic="cleanup.policy",
     ),

@@ -349,13 +349,15 @@ def _limit(name: str, *, is_whole: bool, no_effect: str = "") -> Setting:
 
 
 # Kafka's limits by the kind of their entity. Those without effect are kept and shown, as settings without effect are.
+# They are shown in this order, which is that of Kafka's hash maps: there are clients whose own tests rely on it.
 _BY_CLIENT = (
-    _limit(PRODUCER_BYTE_RATE, is_whole=True),
     _limit(CONSUMER_BYTE_RATE, is_whole=True),
-    _limit("request_percentage", is_whole=False, no_effect=_NO_EFFECT),
     _limit("controller_mutation_rate", is_whole=False, no_effect=_NO_EFFECT),
+    _limit("request_percentage", is_whole=False, no_effect=_NO_EFFECT),
+    _limit(PRODUCER_BYTE_RATE, is_whole=True),
 )
 _BY_ADDRESS = (_limit("connection_creation_rate", is_whole=True, no_effect=_NO_EFFECT),)
+_SHOWN = tuple(limit.name for limit in (*_BY_ADDRESS, *_BY_CLIENT))
 
 
 class _Refused(Exception):
@@ -374,7 +376,7 @@ def describe_client_quotas(
     entries = [
         messages.EntryData(
             [messages.EntityData(*part) for part in entity],
-            [messages.ValueData(key, value) for key, value in values.items()],
+            [messages.ValueData(key, values[key]) for key in _SHOWN if key in values],
         )
         for entity, values in broker.quotas
         if _matches(dict(entity), request)
@@ -422,9 +424,8 @@ async def alter_client_quotas(
     results = []
     turns = Turns()
     for entry in request.entries:
-        result = messages.EntryDataResult(
-            0, None, [messages.EntityData(part.entity_type, part.entity_name) for part in entry.entity]
-        )
+        entity = sorted((part.entity_type, part.entity_name) for part in entry.entity)
+        result = messages.EntryDataResult(0, None, [messages.EntityData(*part) for part in entity])
         try:
             _alter_quotas(broker, entry, validate_only=request.validate_only)
         except _Refused as error:
