@@ -46,7 +46,7 @@ def end_quietly_when_idle() -> None:
     """Spark ends workers that have nothing to do by closing their connection: after a minute, and when it stops.
     PySpark takes that for a failed task, reports it to the closed connection, and prints a traceback (BrokenPipeError).
     From the next task on this process ends without one. The same holds for the processes in which Spark plans with a
-    Python source: the daemon is told which module its workers run."""
+    Python source: an argument of the daemon names the module that its workers run."""
     name = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1].startswith("pyspark.") else "pyspark.worker"
     module: Any = sys.modules.get(name)  # in a process that the daemon has forked
     if getattr(module, "main", None) is None or module.main.__module__ == __name__:

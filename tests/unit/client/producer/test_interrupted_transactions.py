@@ -111,10 +111,15 @@ def test_the_with_block_does_not_leave_a_transaction_open_whose_commit_was_not_s
 def test_the_error_of_a_block_is_not_hidden_by_a_producer_that_was_closed_in_it(topic: str, make: Make) -> None:
     producer = make()
     producer.init_transactions(timeout_ms=PATIENCE_S * 1000)
-    with pytest.raises(ValueError, match="of the program"), producer.transaction() as txn:
-        txn.send(topic, b"x")
-        producer.close()
-        raise ValueError("of the program")
+
+    def run_program() -> None:
+        with producer.transaction() as txn:
+            txn.send(topic, b"x")
+            producer.close()
+            raise ValueError("of the program")
+
+    with pytest.raises(ValueError, match="of the program"):
+        run_program()
 
 
 @pytest.mark.parametrize("commit_sent", [False, True])
