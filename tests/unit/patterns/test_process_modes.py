@@ -109,7 +109,7 @@ def test_undo_goes_to_the_committed_offsets_when_the_commit_had_succeeded() -> N
 
 
 def test_loop_that_ends_does_not_wait_for_another_producer_after_its_abort_failed() -> None:
-    """As long as the broker is down, that would keep a loop that was told to stop for another minute."""
+    """As long as the broker is down, that would keep a loop that is to stop for another minute."""
     script = Script()
     mode = made(script, "exactly_once")
     for end, then in ((mode.drop, ["id taken over"]), (mode.abandon, [])):
