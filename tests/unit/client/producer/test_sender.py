@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.cluster_calls import Leader
+from semel.client.cluster_calls import Leader, Outages
 from semel.client.errors import ConnectionFailedError
 from semel.client.immediate import run
 from semel.client.metadata import PartitionMetadata
@@ -35,6 +35,7 @@ class MovedPartition:
     def __init__(self) -> None:
         self.known_leader = 1
         self.calls = self
+        self.outages = Outages()
 
     async def partition(self, topic: str, index: int, *_: Any) -> PartitionMetadata:
         return PartitionMetadata(index, self.known_leader, 0, (1, 2), (1, 2), ErrorCode.NONE)
