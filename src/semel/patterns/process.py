@@ -227,8 +227,9 @@ class Processor(RebalanceListener):
     source              topic or topics to read
     sink                topic to write to; None if the function names the topics; a `semel.Postgres` for tables: then
                         the function returns rows (dicts, `TableRow`, `Statement`), or with tables=True an Arrow table,
-                        or {table name: table}; a `semel.Files` for Parquet or JSON lines: then it returns rows (dicts),
-                        or an Arrow table with tables=True
+                        or {table name: table}, which are written in this order, with constraints checked after each; a
+                        `semel.Files` for Parquet or JSON lines: then it returns rows (dicts), or an Arrow table with
+                        tables=True
     function            a row in (`ConsumerRecord`), and out: None, bytes, `Output`, the record itself, or several;
                         with tables=True an Arrow table in, and out: None, a table, or {topic: table}
     application_id      the consumer group, shared by all instances
