@@ -82,7 +82,7 @@ def _timestamps(milliseconds: Any, wanted: Range) -> Any:
 EARLIEST, LATEST, COMMITTED = "earliest", "latest", "committed"
 EARLIEST_OFFSET, LATEST_OFFSET = -2, -1  # as Spark writes them inside JSON offsets
 
-# name -> what it is for (the docs table is made from this)
+# name -> what it is for
 SOURCE_OPTIONS = {
     "kafka.bootstrap.servers": "brokers, host:port,host:port",
     "subscribe": "topics, separated by commas",
