@@ -121,6 +121,21 @@ def _is_module(name: str) -> bool:
     return (path / "__init__.py").exists() or path.with_suffix(".py").exists()
 
 
+def test_docstrings_of_packages_name_modules_that_exist() -> None:
+    """Those that list them in columns: a name, two spaces or more, what it does."""
+    listed: dict[Path, set[str]] = {}
+    for path in (path for path in SOURCES if path.name == "__init__.py"):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        found = {
+            name for line in docstring.splitlines()[1:] for name in re.findall(r"(?:^|  )([a-z_]+)(?:\.py)?  ", line)
+        }
+        if len(found) > 2:
+            listed[path.parent] = found
+    assert len(listed) > 5
+    there = {folder: {path.stem for path in folder.iterdir()} for folder in listed}
+    assert {str(folder): names - there[folder] for folder, names in listed.items() if names - there[folder]} == {}
+
+
 def paths(text: str) -> Iterator[str]:
     """Code that looks like a path of the repository."""
     for code in inline_code(text):

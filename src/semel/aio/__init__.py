@@ -12,7 +12,6 @@
 admin       `AsyncAdmin`                         producer    `AsyncProducer`, its transactions and deliveries
 consumer    `AsyncConsumer` and its network      sender      drives a producer's core
 cluster     connections by broker and lane       connection  one connection in an event loop
-loop_guard  one event loop per client
 
 What a client decides is shared with `semel.client`: the cores, and the calls that are written as coroutines.
 """

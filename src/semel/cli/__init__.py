@@ -6,7 +6,7 @@ A command's module has
     configure(parser: argparse.ArgumentParser) -> None    adds its arguments
     run(args: argparse.Namespace) -> int                  does it; the exit code
 and imports everything heavy inside `run`. Exit codes: 0 done, 1 failed, 2 wrong usage, 70 a bug in semel, 130 Ctrl-C;
-`prove` has more.
+`audit`, `doctor` and `prove` have more.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Places outside of Kafka that keep offsets beside the data: PostgreSQL."""
+"""Places outside of Kafka that keep offsets beside the data: PostgreSQL, files."""

@@ -4,5 +4,5 @@ core       what a member decides, classic protocol; pure       states     its li
 consumer_protocol_core, consumer_protocol_states               the same for group.protocol=consumer (KIP-848)
 membership what consumer and driver see of either; pure
 member     its driver: lock, connections, heartbeats           assignors  who gets which partition; pure
-offsets    commits them, looks them up
+offsets    commits them, looks them up                         offset_calls, offset_requests  its parts without threads
 """

@@ -4,13 +4,13 @@ What it decides, without I/O, lock or clock (decision 32):
 core             what is sent when, what responses mean    identities          under which id and epoch
 accumulator      where rows wait, and in which order       transaction         a transaction and its failures
 batches          one batch                                 transaction_states  its life as one table
-records          what `send` is given, as rows
 
 What it does:
 producer         `Producer`, the calls that users make     sender              drives the core: lock, network, waiting
 transactions     the calls of a transaction                coordinator         their requests
 deliveries       what a program holds of its records       handle              one transaction, many processes
-tables           Arrow tables to batches
+tables           Arrow tables to batches                   sending             what all drivers do alike
+base             what `Producer` and `semel.aio` share
 """
 
 from __future__ import annotations
