@@ -5,7 +5,8 @@ killed (kill -9) while all three are in the middle of a commit, and so is the br
 an independent client.
 
     play.py       the broker, the producer and the program; what happens, in order; the count
-    program.py    the faults, the point at which each guarantee is hit, the gate that holds the pipelines there, live progress
+    program.py    the faults, the point at which each guarantee is hit, the gate that holds the pipelines there;
+                  live progress
     drivers.py    the Spark program, and the one for machines without Java
     workloads.py  what goes in, and what must come out
     report.py     the result, as a table, as JSON and as a page with drawings

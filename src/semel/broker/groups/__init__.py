@@ -4,7 +4,7 @@ classic_group  the life of a classic group as one table; pure   rebalance    fro
 membership     JoinGroup, SyncGroup, Heartbeat, LeaveGroup       commits      OffsetCommit, OffsetFetch, OffsetDelete
 state          groups and offsets in memory, changed by replay   records      their form in the log
 consumer       groups of the consumer protocol (KIP-848)         handlers     one small function for each API
-coordinator    the parts put together                            migration    groups that change between the two protocols
+coordinator    the parts put together                            migration    from one group protocol to the other
 """
 
 from semel.broker.groups.commits import Committer, OffsetToCommit
