@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE # programs start three times as fast from compi
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
-setup: ## create .venv with the locked dependencies; on Debian also Java and PostgreSQL if there are none
+setup: ## create .venv with the locked dependencies; on Debian also Java, PostgreSQL and Chromium if there are none
 	@scripts/setup
 
 test: setup ## run the tests (with Apache Kafka too, where Java and Maven are there)
