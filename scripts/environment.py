@@ -1,4 +1,4 @@
-"""Makes the working environment: .venv with the locked dependencies, semel itself, Java for Spark, PostgreSQL, Chromium.
+"""Makes the working environment: .venv with the locked dependencies, semel, Java for Spark, PostgreSQL, Chromium.
 SEMEL_VENV names another folder than .venv, inside the checkout, for a second Python.
 
 Uses only the standard library, because it runs before anything is installed. A stamp inside .venv says what was
