@@ -555,6 +555,39 @@ def test_tables_for_several_tables_and_what_on_error_makes_of_a_record(bank: Ban
     assert bank.total() == 17
 
 
+def test_tables_are_written_as_their_rows_would_be(bank: Bank) -> None:
+    """A deferred constraint is checked when all rows of a record are there; of rows with one key the last one counts,
+    however the key is spelt; lists without values have the type of their column."""
+    bank.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY);"
+        "CREATE TABLE items (id int REFERENCES orders DEFERRABLE INITIALLY DEFERRED);"
+        "CREATE TABLE seen (id uuid PRIMARY KEY, n int, tags text[], times timestamp[])"
+    )
+
+    def related(table: Any) -> Any:
+        offsets = table.column("offset").to_pylist()
+        wanted = [-1 if offset == 1 else offset for offset in offsets]
+        return {"items": pa.table({"id": wanted}), "orders": pa.table({"id": offsets})}
+
+    bank.deposit(3, partitions=1)
+    assert bank.process(related, sink=semel.Postgres(bank.dsn, dead_letters=True), tables=True).dead_letters == 1
+    assert bank.execute("SELECT id FROM items JOIN orders USING (id) ORDER BY id") == [(0,), (2,)]
+
+    def spelt(table: Any) -> Any:
+        offsets = table.column("offset").to_pylist()
+        ids = ["abcdefab-" * (offset % 2) or "ABCDEFAB-" for offset in offsets]
+        times = pa.array([[2_000 + (offset == 4)] for offset in offsets], pa.list_(pa.timestamp("ns")))
+        keys = [f"{each}0000-0000-0000-000000000000" for each in ids]
+        return pa.table({"id": keys, "n": offsets, "tags": [[] for _ in offsets], "times": times})
+
+    bank.deposit(4, partitions=1)
+    sink = semel.Postgres(bank.dsn, table="seen", mode="upsert", dead_letters=True)
+    assert bank.process(spelt, sink=sink, tables=True).dead_letters == 1
+    assert bank.execute("SELECT n, tags, times FROM seen") == [(6, [], [datetime(1970, 1, 1, microsecond=2)])]
+    reasons = bank.execute("SELECT reason FROM semel.dead_letters ORDER BY record_offset")
+    assert ["items_id_fkey" in reasons[0][0], "would lose data" in reasons[1][0]] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("returned", "problem"),
     [

@@ -237,13 +237,16 @@ class PostgresMode(ExternalMode):
             return self._set_aside(each.record, refused)
 
     def _write_alone(self, connection: Connection[Any], effects: list[TableRow | Statement]) -> None:
-        """What breaks a constraint fails here. Where there are several rows, when all of them are there."""
-        with self._savepoint(connection):
-            if len(effects) > 1:
-                connection.execute("SET CONSTRAINTS ALL DEFERRED")
+        with self._alone(connection) if len(effects) > 1 else self._savepoint(connection):
             self._writer.write(connection, effects)
-            if len(effects) > 1:
-                connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    @contextmanager
+    def _alone(self, connection: Connection[Any]) -> Iterator[None]:
+        """What breaks a constraint fails here, when all rows are there: a deferred one would be checked by COMMIT."""
+        with self._savepoint(connection):
+            connection.execute("SET CONSTRAINTS ALL DEFERRED")
+            yield
+            connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     @contextmanager
     def _savepoint(self, connection: Connection[Any]) -> Iterator[None]:

@@ -86,7 +86,7 @@ class PostgresTablesMode(PostgresMode):
             letters.append(piece)
             return 0
         try:
-            with self._savepoint(connection):
+            with self._alone(connection):
                 return self._tables.write(connection, piece.made)
         except RowRefusedError as refused:
             left = [self._aside(piece.given, refused)] if piece.is_instead else self._smaller(piece.given, refused)

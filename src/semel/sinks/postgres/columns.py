@@ -92,7 +92,8 @@ class TableWriter:
             rows, order = _numbered(rows), (PLACE,)
             columns = [*columns, WrittenColumn(PLACE, WireType("bigint", 20))]
         staged = _stage(connection, columns, rows)
-        Move(TEMPORARY, target, columns, mode, key, order)(connection, [staged], "", 0)
+        move = Move(TEMPORARY, target, columns, mode, key, order)
+        connection.execute(move.statement(move.good([staged])))  # what is refused, the caller finds
         connection.execute(f"DROP TABLE {TEMPORARY}.{STAGE}")
         return staged.rows
 
@@ -124,8 +125,22 @@ def _joined(made: Iterable[TableForTable]) -> Iterable[TableForTable]:
 
 
 def _plain(rows: Any, target: TargetTable) -> Any:
-    """In types that PostgreSQL has a counterpart of, where nothing is lost by it. A column of nothing but nulls has no
-    type in Arrow: it gets that of the table."""
+    """In types that PostgreSQL has a counterpart of. A column of nothing but nulls, or of empty lists, has no type in
+    Arrow: it gets that of the table."""
+    import pyarrow as pa
+
+    for number, field in enumerate(rows.schema):
+        kind, column = _counterpart(field.type), target.columns.get(field.name)
+        is_empty = pa.types.is_list(kind) and pa.types.is_null(kind.value_type)
+        if column is not None and (pa.types.is_null(kind) or (is_empty and column.is_array)):
+            kind = _kind_of(column)
+        if kind != field.type:
+            rows = rows.set_column(number, field.name, _cast(rows.column(number), field.name, kind))
+    return rows
+
+
+def _counterpart(kind: Any) -> Any:
+    """The type that values of a type of Arrow are sent in, where nothing is lost by it."""
     import pyarrow as pa
 
     wider = {
@@ -135,20 +150,15 @@ def _plain(rows: Any, target: TargetTable) -> Any:
         pa.float16(): pa.float32(),
         pa.date64(): pa.date32(),
     }
-    for number, field in enumerate(rows.schema):
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if pa.types.is_timestamp(kind):
-            kind = pa.timestamp("us", kind.tz)
-        elif pa.types.is_large_list(kind):
-            kind = pa.list_(kind.value_type)
-        elif pa.types.is_decimal(kind) and kind.scale < 0 and kind.precision - kind.scale <= 38:
-            kind = pa.decimal128(kind.precision - kind.scale, 0)
-        elif pa.types.is_null(kind) and field.name in target.columns:
-            kind = _kind_of(target.columns[field.name])
-        kind = wider.get(kind, kind)
-        if kind != field.type:
-            rows = rows.set_column(number, field.name, _cast(rows.column(number), field.name, kind))
-    return rows
+    if pa.types.is_dictionary(kind):
+        return _counterpart(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_counterpart(kind.value_type))
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_decimal(kind) and kind.scale < 0 and kind.precision - kind.scale <= 38:
+        return pa.decimal128(kind.precision - kind.scale, 0)
+    return wider.get(kind, kind)
 
 
 def _cast(column: Any, name: str, kind: Any) -> Any:

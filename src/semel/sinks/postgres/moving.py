@@ -112,7 +112,7 @@ class Move:
     def _operation_is_flag(self) -> bool:
         return any(column.name == self.operation and column.wire.name == "boolean" for column in self.columns)
 
-    def _good(self, staged: Sequence[Staged]) -> Composed:
+    def good(self, staged: Sequence[Staged]) -> Composed:
         """The rows to be written; of several with one key the last one, where there is an order."""
         from psycopg.sql import SQL, Identifier
 
@@ -208,7 +208,7 @@ class Move:
         compare_counts(connection, self.schema, staged)
         letters = _Letters(self.schema, application, sequence, self.table.text)
         dead = self._move_bad(connection, staged, letters) if self._bad() else 0
-        rows = self._good(staged)
+        rows = self.good(staged)
         try:
             with connection.transaction():
                 connection.execute(self.statement(rows))
