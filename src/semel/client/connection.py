@@ -461,11 +461,16 @@ def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
     failure: OSError | None = None
     for (*_, place), limit_s in attempts(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), deadline):
         try:
-            return socket.create_connection(place[:2], timeout=limit_s)
+            return socket.create_connection((_with_zone(*place), place[1]), timeout=limit_s)
         except OSError as error:
             failure = error
     assert failure is not None
     raise failure
+
+
+def _with_zone(host: str, _port: int, _flow: int = 0, zone: int = 0) -> str:
+    """A link-local address of IPv6 says nothing without its interface."""
+    return f"{host}%{zone}" if zone else host
 
 
 def _encrypted(sock: socket.socket, host: str, address: str, settings: ClientSettings) -> ssl.SSLSocket:

@@ -106,3 +106,11 @@ def test_a_silent_address_of_a_host_leaves_time_for_the_others(monkeypatch: pyte
         for attempt in (BrokerConnection.open, lambda *args: asyncio.run(AsyncConnection.open(*args))):
             with pytest.raises(ConnectionFailedError, match=r"cannot connect to brokers.example:\d+ within 0.2 s"):
                 attempt("brokers.example", port, settings, 0.2)
+
+
+def test_a_link_local_address_keeps_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[tuple[str, int]] = []
+    monkeypatch.setattr(socket, "create_connection", lambda place, timeout: called.append(place))
+    with pytest.raises(AttributeError):  # of None, which is no socket
+        BrokerConnection.open("fe80::1%lo", 9092, ClientSettings.of(bootstrap_servers="[fe80::1%lo]:9092"))
+    assert called == [(f"fe80::1%{socket.if_nametoindex('lo')}", 9092)]
