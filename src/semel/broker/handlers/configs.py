@@ -424,8 +424,10 @@ async def alter_client_quotas(
     results = []
     turns = Turns()
     for entry in request.entries:
-        entity = sorted((part.entity_type, part.entity_name) for part in entry.entity)
-        result = messages.EntryDataResult(0, None, [messages.EntityData(*part) for part in entity])
+        entity = sorted(entry.entity, key=lambda part: part.entity_type)
+        result = messages.EntryDataResult(
+            0, None, [messages.EntityData(part.entity_type, part.entity_name) for part in entity]
+        )
         try:
             _alter_quotas(broker, entry, validate_only=request.validate_only)
         except _Refused as error:
