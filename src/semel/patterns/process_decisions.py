@@ -458,6 +458,11 @@ class PostgresAndTopics(PostgresMode):
         elif self._is_open:
             self._abort()
 
+    def abandon(self) -> None:
+        """What is open `close` aborts, or leaves to the next owner: that needs no other producer."""
+        if self._in_doubt:
+            self._own()
+
     def _abort(self) -> None:
         """Nothing is decided: the transaction must not count."""
         try:

@@ -9,8 +9,10 @@ import pytest
 
 from semel.client.errors import CommitUncertainError, RetriableError, TimedOutError
 from semel.client.types import ConsumerRecord, OffsetAndMetadata, TopicPartition
+from semel.patterns.process_decisions import PostgresAndTopics, SettledId
 from semel.patterns.process_modes import MODES, SETTLE_TRIES, Mode
 from semel.patterns.process_output import Emitter
+from semel.sinks.postgres.settings import Postgres
 
 PLACE = TopicPartition("in", 0)
 NEW = TopicPartition("in", 1)
@@ -117,6 +119,24 @@ def test_loop_that_ends_does_not_wait_for_another_producer_after_its_abort_faile
         script.events.clear()
         end()
         assert script.events == ["abort sent", *then]
+
+
+def test_loop_with_tables_and_topics_that_ends_takes_its_id_over_only_to_settle_what_may_be_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script: Any = Script()
+    monkeypatch.setattr(PostgresAndTopics, "_own", lambda mode: script.events.append("id taken over"))
+    mode = PostgresAndTopics(
+        script, Emitter(lambda record: record, None, False), Postgres("dbname=nowhere"), "app", None, "id", script
+    )
+    mode._owned = SettledId(script, 1)
+    mode._is_open = True
+    mode.abandon()
+    mode.close()
+    assert script.events == ["abort sent"]
+    mode._in_doubt = True
+    mode.abandon()
+    assert script.events == ["abort sent", "id taken over"]
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
