@@ -318,11 +318,13 @@ def test_bad_quotas_are_refused(client: DirectClient, entity: dict[str, str | No
     assert set_quota(client, entity, key, value) == E.INVALID_REQUEST
 
 
-def test_a_quota_of_a_user_and_of_the_default_user_at_once_is_refused(client: DirectClient) -> None:
+def test_of_two_users_in_one_quota_the_last_counts(client: DirectClient) -> None:
+    """Removals only: the broker is shared, and this user is everybody."""
     parts = [quotas.EntityData("user", name) for name in ("u", None)]
-    entry = quotas.AlterEntryData(parts, [quotas.OpData("producer_byte_rate", 1.0, False)])
+    entry = quotas.AlterEntryData(parts, [quotas.OpData("producer_byte_rate", 0.0, True)])
     altered = client.call(ALTER_CLIENT_QUOTAS, quotas.AlterClientQuotasRequest([entry]), 1).entries[0]
-    assert altered.error_code == E.INVALID_REQUEST
+    assert altered.error_code == E.NONE
+    assert [(part.entity_type, part.entity_name) for part in altered.entity] == [("user", None)]
 
 
 def test_clients_over_their_quota_get_the_throttle_time_and_are_slowed_down(

@@ -424,10 +424,8 @@ async def alter_client_quotas(
     results = []
     turns = Turns()
     for entry in request.entries:
-        entity = sorted(entry.entity, key=lambda part: part.entity_type)
-        result = messages.EntryDataResult(
-            0, None, [messages.EntityData(part.entity_type, part.entity_name) for part in entity]
-        )
+        names = {part.entity_type: part.entity_name for part in entry.entity}  # of one type the last counts, as in Kafka
+        result = messages.EntryDataResult(0, None, [messages.EntityData(*part) for part in sorted(names.items())])
         try:
             _alter_quotas(broker, entry, validate_only=request.validate_only)
         except _Refused as error:
@@ -462,8 +460,6 @@ def _entity(parts: Sequence[messages.EntityData]) -> Entity:
         if part.entity_name == "":
             raise _Refused(f"Empty {part.entity_type} not supported")
     names = {part.entity_type: part.entity_name for part in parts}
-    if len(names) < len(parts):
-        raise _Refused(f"Invalid client quota entity, duplicate entity entry: {parts[0].entity_type}")
     if IP in names and len(names) > 1:
         raise _Refused("Invalid quota entity combination, IP entity should not be combined with User or ClientId")
     return tuple(sorted(names.items()))
