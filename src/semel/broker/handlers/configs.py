@@ -424,7 +424,8 @@ async def alter_client_quotas(
     results = []
     turns = Turns()
     for entry in request.entries:
-        names = {part.entity_type: part.entity_name for part in entry.entity}  # of one type the last counts, as in Kafka
+        # Of two names of one type the last counts, as in Kafka.
+        names = {part.entity_type: part.entity_name for part in entry.entity}
         result = messages.EntryDataResult(0, None, [messages.EntityData(*part) for part in sorted(names.items())])
         try:
             _alter_quotas(broker, entry, validate_only=request.validate_only)
