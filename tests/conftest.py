@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -169,8 +170,12 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         spark__sql__warehouse__dir=str(tmp_path_factory.mktemp("spark-warehouse")),
     )
     made.sparkContext.setLogLevel("OFF")
+    machine = made.sparkContext._gateway.proc
     yield made
-    made.stop()
+    if machine.poll() is None:
+        made.stop()
+    else:  # whoever needed it has failed; no other test should
+        warnings.warn(f"the JVM of the Spark session ended by itself, with exit code {machine.poll()}", stacklevel=1)
 
 
 @pytest.hookimpl(wrapper=True)
