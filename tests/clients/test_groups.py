@@ -156,7 +156,7 @@ def test_static_member_restarts_without_a_rebalance(cluster: Cluster) -> None:
     with workers(steady):
         until(lambda: shares(steady), "the first member did not get all")
         restarted = Worker(cluster.bootstrap, group, topic, **{"group.instance.id": "restarted"})
-        until(lambda: shares(steady, restarted), "two members do not share")
+        until(lambda: restarted.assigned and shares(steady, restarted), "two members do not share")
         before, had = steady.assignments, restarted.assigned.copy()
         restarted.stop()  # a static member does not leave when it closes
         again = Worker(cluster.bootstrap, group, topic, **{"group.instance.id": "restarted"})

@@ -27,6 +27,7 @@ from semel.client.types import (
 )
 from semel.local.apache_kafka import java_tool
 from semel.local.brokers import SemelBroker
+from semel.protocol.batch import read_header
 from semel.protocol.messages.cluster import METADATA
 from semel.protocol.messages.offsets import OFFSET_COMMIT, OFFSET_FETCH
 from semel.protocol.messages.records import FETCH, LIST_OFFSETS
@@ -558,9 +559,8 @@ def test_damaged_partition_does_not_keep_back_the_others(semel_broker: SemelBrok
     cluster = Cluster("semel", semel_broker)
     fill(cluster, topic, 100)
     (log,) = [path for path in semel_broker.directory.rglob("*.log") if path.parent.name == f"{topic}-1"]
-    data = log.read_bytes()
     with log.open("r+b") as file:
-        file.seek(len(data) - 4)
+        file.seek(read_header(log.read_bytes()).size - 4)  # of the first batch: there may be several
         file.write(b"!!")
     with consumer_for(cluster) as consumer:
         consumer.assign(partitions_of(topic))
