@@ -7,7 +7,7 @@ transaction, and by markers that are already there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from typing import Any
 
@@ -160,20 +160,32 @@ async def view_log(
     deadline: Deadline,
     *,
     most: int = 100,
-    max_bytes: int = VIEW_BYTES,
 ) -> LogView:
     """Up to `most` records from an offset on, but whole batches are read: one of 10 MB is read whole."""
-    committed = await fetch_partition(calls, place, offset, deadline, max_bytes, committed=True, wait_ms=0)
+    committed = await fetch_partition(calls, place, offset, deadline, VIEW_BYTES, committed=True, wait_ms=0)
     settled = _seen(committed, committed, {}, offset, most)
     if len(settled.records) >= most:  # all below the last stable offset: what became of them is known
         return settled
-    raw = await fetch_partition(calls, place, offset, deadline, max_bytes, wait_ms=0)
+    raw = await fetch_partition(calls, place, offset, deadline, VIEW_BYTES, wait_ms=0)
     # In this order: what is not open any more when it is requested is in the list of aborted transactions after that.
     open_starts: dict[int, int] = {}
     if any(header.is_transactional for _, header in iter_headers(_joined(raw))):
         open_starts = await _open_starts(calls, place, deadline)
-        committed = await fetch_partition(calls, place, offset, deadline, max_bytes, committed=True, wait_ms=0)
+        committed = await fetch_partition(calls, place, offset, deadline, VIEW_BYTES, committed=True, wait_ms=0)
     return _seen(raw, committed, open_starts, offset, most)
+
+
+async def records_between(
+    calls: ClusterCalls[Any], place: Place, start: int, end: int, deadline: Deadline
+) -> AsyncIterator[SeenRecord]:
+    """All records from one offset up to another, piece by piece."""
+    while start < end:
+        view = await view_log(calls, place, start, deadline, most=end - start)
+        for record in view.records:
+            yield record
+        if view.next_offset <= start:
+            return
+        start = view.next_offset
 
 
 def _seen(raw: PartitionData, committed: PartitionData, open_starts: dict[int, int], offset: int, most: int) -> LogView:

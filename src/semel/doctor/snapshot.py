@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -15,8 +16,9 @@ from semel.client.admin.calls import AdminCalls, TopicInfo
 from semel.client.admin.observation import TransactionStep
 from semel.client.admin.risks import risks
 from semel.client.admin.transactions import ProducerInfo, TransactionInfo
+from semel.client.cluster_calls import ClusterCalls
 from semel.client.errors import KafkaError, TimedOutError
-from semel.client.log_view import COMMITTED, OPEN, view_log
+from semel.client.log_view import COMMITTED, OPEN, records_between
 from semel.client.timing import Deadline
 from semel.client.types import TopicPartition
 from semel.protocol.errors import DecodeError
@@ -97,6 +99,20 @@ async def take_snapshot(
     reader = _Reader(calls, deadline, Snapshot(int(time.time() * 1000)))
     await reader.read(on_step)
     return reader.found
+
+
+async def ledger_entries(
+    calls: ClusterCalls[Any], name: str, start: int, end: int, deadline: Deadline
+) -> list[LedgerEntry]:
+    """The committed entries in a part of a ledger; none if it is a topic of the user's that happens to end like one."""
+    entries = []
+    async for record in records_between(calls, (name, 0), start, end, deadline):
+        if record.state == COMMITTED and not record.marker and record.value:
+            try:
+                entries.append(decode(record.value))
+            except (msgspec.MsgspecError, ValueError, RuntimeError):
+                return []
+    return entries
 
 
 class _Reader:
@@ -219,14 +235,9 @@ class _Reader:
             if place.topic != OFFSETS_TOPIC or bounds.end <= bounds.start:
                 continue
             offset = max(bounds.start, bounds.end - COMMITS_READ)
-            while offset < bounds.end:
-                view = await view_log(self._calls.cluster, place, offset, self._deadline, most=COMMITS_READ)
-                for record in view.records:
-                    if not record.marker and record.key is not None and record.state in (COMMITTED, OPEN):
-                        self._add_commit(record.key, record.value, record.offset, record.is_transactional)
-                if view.next_offset <= offset:
-                    break
-                offset = view.next_offset
+            async for record in records_between(self._calls.cluster, place, offset, bounds.end, self._deadline):
+                if not record.marker and record.key is not None and record.state in (COMMITTED, OPEN):
+                    self._add_commit(record.key, record.value, record.offset, record.is_transactional)
 
     def _add_commit(self, key: bytes, value: bytes | None, offset: int, in_transaction: bool) -> None:
         version = int.from_bytes(key[:2], "big")
@@ -269,19 +280,8 @@ class _Reader:
         bounds = self.found.bounds.get(place)
         if bounds is None or bounds.end <= bounds.start:
             return None
-        offset, entries = max(bounds.start, bounds.end - LEDGER_RECORDS), []
-        while offset < bounds.end:
-            view = await view_log(self._calls.cluster, place, offset, deadline, most=LEDGER_RECORDS)
-            for record in view.records:
-                if record.state == COMMITTED and not record.marker and record.value:
-                    try:
-                        entries.append(decode(record.value))
-                    except (msgspec.MsgspecError, ValueError, RuntimeError):
-                        return None
-            if view.next_offset <= offset:
-                break
-            offset = view.next_offset
-        return entries or None
+        start = max(bounds.start, bounds.end - LEDGER_RECORDS)
+        return await ledger_entries(self._calls.cluster, name, start, bounds.end, deadline) or None
 
     async def _read_ends_again(self) -> None:
         """Committed offsets and ledgers were read after the ends of the topics: what they name beyond these may have

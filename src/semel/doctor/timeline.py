@@ -16,7 +16,7 @@ from semel.client.admin.calls import AdminCalls
 from semel.client.admin.observation import TransactionStep
 from semel.client.admin.transactions import TransactionInfo
 from semel.client.errors import KafkaError
-from semel.client.log_view import view_log
+from semel.client.log_view import records_between
 from semel.client.timing import Deadline
 from semel.client.types import TopicPartition
 from semel.protocol.errors import DecodeError
@@ -125,15 +125,10 @@ async def _history(
         starts = await calls.list_offsets({place: -2}, timeout_ms=deadline.remaining_s() * 1000)
         end, offset = bounds[place].offset, max(starts[place].offset, bounds[place].offset - RECORDS_READ)
         found: list[tuple[int, TransactionLogValue]] = []
-        while offset < end:
-            view = await view_log(calls.cluster, place, offset, deadline, most=RECORDS_READ)
-            for record in view.records:
-                value = _decoded(record.key, record.value, transactional_id)
-                if value is not None:
-                    found.append((record.timestamp, value))
-            if view.next_offset <= offset:
-                break
-            offset = view.next_offset
+        async for record in records_between(calls.cluster, place, offset, end, deadline):
+            value = _decoded(record.key, record.value, transactional_id)
+            if value is not None:
+                found.append((record.timestamp, value))
         return found
     except KafkaError:
         return []  # the user may not read it: what DescribeTransactions says has to do
@@ -205,15 +200,10 @@ async def _last_marker(
     end, marker = ends[place].offset, None
     starts = await calls.list_offsets({place: -2}, timeout_ms=deadline.remaining_s() * 1000)
     offset = max(starts[place].offset, end - MARKERS_LOOKED_FOR)
-    while offset < end:
-        view = await view_log(calls.cluster, place, offset, deadline, most=MARKERS_LOOKED_FOR)
-        for record in view.records:
-            if record.marker and record.producer_id == producer_id:
-                text = f"{place}: {record.marker} at offset {record.offset}, epoch {record.epoch}"
-                marker = TimelineStep("5.2", "marker in the partition", record.timestamp, text, "partition")
-        if view.next_offset <= offset:
-            break
-        offset = view.next_offset
+    async for record in records_between(calls.cluster, place, offset, end, deadline):
+        if record.marker and record.producer_id == producer_id:
+            text = f"{place}: {record.marker} at offset {record.offset}, epoch {record.epoch}"
+            marker = TimelineStep("5.2", "marker in the partition", record.timestamp, text, "partition")
     return marker
 
 

@@ -18,9 +18,9 @@ from semel.client.log_view import SeenRecord, view_log
 from semel.client.types import TopicPartition
 from semel.doctor.checks import Limits, Name, as_json, command_line, examine
 from semel.doctor.findings import with_options
-from semel.doctor.snapshot import OFFSETS_TOPIC
+from semel.doctor.snapshot import OFFSETS_TOPIC, ledger_entries
 from semel.doctor.timeline import timeline
-from semel.spark.ledger import SUFFIX, LedgerEntry, decode
+from semel.spark.ledger import SUFFIX, LedgerEntry
 from semel.spark.offsets import parse
 from semel.web.cache import Cached
 
@@ -455,19 +455,8 @@ class Views:
     async def _entries(self, name: str, most: int) -> list[LedgerEntry]:
         place = TopicPartition(name, 0)
         (bar,) = await self._bars([place], [])
-        deadline = self.admin.cluster.deadline(None)
-        offset, entries = max(bar["start"], bar["end"] - 3 * most), []
-        while offset < bar["end"]:
-            view = await view_log(self.admin.cluster, place, offset, deadline, most=3 * most)
-            for record in view.records:
-                if record.state == "committed" and not record.marker and record.value:
-                    try:
-                        entries.append(decode(record.value))
-                    except (msgspec.MsgspecError, ValueError, RuntimeError):
-                        return []  # a topic of the user's that ends like a ledger
-            if view.next_offset <= offset:
-                break
-            offset = view.next_offset
+        start, deadline = max(bar["start"], bar["end"] - 3 * most), self.admin.cluster.deadline(None)
+        entries = await ledger_entries(self.admin.cluster, name, start, bar["end"], deadline)
         return sorted(entries, key=lambda entry: entry.sequence)[-most:]
 
     def _with_brokers(self, command: str) -> str:
