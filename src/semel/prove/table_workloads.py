@@ -93,6 +93,28 @@ class TableWorkload(Workload):
         """The tables have the offsets: the group may be behind them after a crash."""
         return []
 
+    def expectation(self, transactions: int) -> Expectation:
+        return self.copied((self.application, self.source), self.outputs, transactions, offsets=())
+
+
+class OnlyTables(TableWorkload):
+    """Writes to no topic."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ()
+
+    @classmethod
+    def led(cls, guarantee: str) -> tuple[str, ...]:
+        return ("offsets",)
+
+    def expectation(self, transactions: int) -> Expectation:
+        """Of topics: that the input is what was fed in. The rest is in the table."""
+        return inputs.source_expectation(self.source, transactions)
+
+    def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
+        return self.has_rows(transactions)
+
 
 # --- the loop, `semel.process` with a `semel.Postgres` sink ---
 class LoopIntoTables(TableWorkload):
@@ -114,11 +136,6 @@ class LoopIntoTables(TableWorkload):
     def start(self) -> None:
         self.database = StageDatabase(APPLIED)
         for name in WORKERS:
-            consumer = {
-                "session_timeout_ms": self.session_timeout_ms,
-                "heartbeat_interval_ms": 300,
-                "request_timeout_ms": REQUEST_TIMEOUT_MS,
-            }
             options = {
                 "kind": self.kind,
                 "dsn": self.database.dsn,
@@ -128,7 +145,7 @@ class LoopIntoTables(TableWorkload):
                 "table": APPLIED,
                 "application_id": self.application,
                 "instance": name,
-                "consumer": consumer,
+                "consumer": self.member_options,
                 **self.more_options(),
             }
             self.run(name, "tables", options)
@@ -137,32 +154,13 @@ class LoopIntoTables(TableWorkload):
         return {}
 
 
-class OnlyTables(LoopIntoTables):
-    """Writes to no topic."""
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return ()
-
-    @classmethod
-    def led(cls, guarantee: str) -> tuple[str, ...]:
-        return ("offsets",)
-
-    def expectation(self, transactions: int) -> Expectation:
-        """Of topics: that the input is what was fed in. The rest is in the table."""
-        return inputs.source_expectation(self.source, transactions)
-
-    def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
-        return self.has_rows(transactions)
-
-
-class PostgresWorkload(OnlyTables):
+class PostgresWorkload(OnlyTables, LoopIntoTables):
     name = "postgres"
     help = "topic to PostgreSQL: two instances of semel.process with a semel.Postgres sink share a topic"
     kind = "rows"
 
 
-class InboxWorkload(OnlyTables):
+class InboxWorkload(OnlyTables, LoopIntoTables):
     name = "inbox"
     help = "the same as an inbox: of two records with one event id, in any partitions, one is applied"
     kind = "inbox"
@@ -203,9 +201,6 @@ class PostgresAndTopicsWorkload(LoopIntoTables):
     def transactional_id(self) -> str:
         return f"{self.application}-{WORKERS[0]}"
 
-    def expectation(self, transactions: int) -> Expectation:
-        return self.copied((self.application, self.source), self.outputs, transactions, offsets=())
-
     def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
         return super().complete(seen, transactions) and self.has_rows(transactions)
 
@@ -238,12 +233,9 @@ class OutboxWorkload(LoopIntoTables):
         shared = {"dsn": self.database.dsn, "bootstrap_servers": self.stage.proxy.bootstrap}
         self.run("relay", "relay", {**shared, "application_id": self.application})
 
-    def expectation(self, transactions: int) -> Expectation:
-        return self.copied((self.application, self.source), self.outputs, transactions, offsets=())
-
 
 # --- Structured Streaming with `semel.postgres_sink` ---
-class SparkPostgresWorkload(TableWorkload, SparkWorkload):
+class SparkPostgresWorkload(OnlyTables, SparkWorkload):
     name = "spark-postgres"
     help = "a Structured Streaming query into PostgreSQL: semel.postgres_sink"
     query = "table"
@@ -267,14 +259,6 @@ class SparkPostgresWorkload(TableWorkload, SparkWorkload):
             Fault("takeover", "driver", "postgres_sink.after_write"),
         ]
 
-    @classmethod
-    def led(cls, guarantee: str) -> tuple[str, ...]:
-        return ("offsets",)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return ()
-
     def sink_options(self) -> dict[str, Any]:
         assert self.database is not None
         return {"dsn": self.database.dsn, "table": APPLIED}
@@ -282,12 +266,6 @@ class SparkPostgresWorkload(TableWorkload, SparkWorkload):
     def start(self) -> None:
         self.database = StageDatabase(APPLIED)
         super().start()
-
-    def expectation(self, transactions: int) -> Expectation:
-        return inputs.source_expectation(self.source, transactions)
-
-    def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
-        return self.has_rows(transactions)
 
 
 class SparkPostgresAndTopicsWorkload(SparkPostgresWorkload):
@@ -322,7 +300,7 @@ class SparkPostgresAndTopicsWorkload(SparkPostgresWorkload):
         return {**super().sink_options(), "topic": self.outputs[0]}
 
     def expectation(self, transactions: int) -> Expectation:
-        return self.copied((self.application, self.source), self.outputs, transactions, offsets=())
+        return TableWorkload.expectation(self, transactions)
 
     def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
         return Workload.complete(self, seen, transactions) and self.has_rows(transactions)

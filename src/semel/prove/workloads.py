@@ -185,8 +185,13 @@ class Workload(ABC):
 
     # --- pieces ---
     @property
-    def session_timeout_ms(self) -> int:
-        return SESSION_TIMEOUT_MS[self.stage.own is not None]
+    def member_options(self) -> dict[str, Any]:
+        """Of a consumer in a group."""
+        return {
+            "session_timeout_ms": SESSION_TIMEOUT_MS[self.stage.own is not None],
+            "heartbeat_interval_ms": 300,
+            "request_timeout_ms": REQUEST_TIMEOUT_MS,
+        }
 
     def run(self, actor: str, worker: str, options: Mapping[str, Any], *, spark: bool = False) -> Actor:
         """Starts a program of `semel.prove.workers` with options as JSON."""
@@ -256,12 +261,6 @@ class LoopWorkload(Workload):
 
     def start_link(self, name: str, application: str, source: str, sink: str, *, static: bool) -> None:
         """`name` is the actor; a static member keeps its partitions over a restart."""
-        consumer = {
-            "session_timeout_ms": self.session_timeout_ms,
-            "heartbeat_interval_ms": 300,
-            "request_timeout_ms": REQUEST_TIMEOUT_MS,
-            "group_instance_id": name if static else None,
-        }
         options = {
             "source": source,
             "sink": sink,
@@ -273,7 +272,7 @@ class LoopWorkload(Workload):
             "commit_interval_ms": int(self.options.get("commit_ms", "100")),
             "max_records": 200,
             "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
-            "consumer": consumer,
+            "consumer": {**self.member_options, "group_instance_id": name if static else None},
             "producer": {"request_timeout_ms": REQUEST_TIMEOUT_MS},
         }
         self.run(name, self.worker, options | self.more_options(name))
@@ -322,12 +321,16 @@ class StateWorkload(LoopWorkload):
         return [Expectation((changelog,), identify=_change, totals=last, total_of=_changed_count)]
 
     def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
-        last = dict(map(_count_of, seen))
-        return all(last.get(name, 0) >= number for name, number in _totals(transactions).items())
+        return _is_counted(seen, transactions)
 
 
 def _totals(transactions: int) -> Counter[str]:
     return Counter(key_of(int(value)).decode() for value in values_up_to(transactions))
+
+
+def _is_counted(seen: Iterable[Seen], transactions: int) -> bool:
+    last = dict(map(_count_of, seen))
+    return all(last.get(name, 0) >= number for name, number in _totals(transactions).items())
 
 
 def _count_of(record: Seen) -> tuple[str, int]:
@@ -417,11 +420,7 @@ class PatternWorkload(Workload):
                 "instance": actor,
                 "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
                 "directory": str(self.stage.folder / f"{self.prefix}.{actor}.state"),
-                "consumer": {
-                    "session_timeout_ms": self.session_timeout_ms,
-                    "heartbeat_interval_ms": 300,
-                    "request_timeout_ms": REQUEST_TIMEOUT_MS,
-                },
+                "consumer": self.member_options,
                 "producer": {"request_timeout_ms": REQUEST_TIMEOUT_MS},
             }
             self.run(actor, self.worker, options | role)
@@ -441,9 +440,6 @@ class PatternWorkload(Workload):
     @property
     def _history(self) -> Path:
         return self.stage.folder / f"{self.prefix}.history"
-
-    def topics(self) -> dict[str, int]:
-        return dict.fromkeys((self.source, *self.outputs), PARTITIONS)
 
     def source_expectations(self, transactions: int) -> list[Expectation]:
         return []
@@ -765,8 +761,7 @@ class StatefulWorkload(SparkWorkload):
         )
 
     def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
-        last = dict(map(_count_of, seen))
-        return all(last.get(name, 0) >= number for name, number in _totals(transactions).items())
+        return _is_counted(seen, transactions)
 
 
 # --- The user's own pipeline from topic to topic, with their function that says what is expected ---
