@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic
-from tests.support.spark_cluster import executor_of, kill_tree, state_of
+from tests.support.spark_cluster import executor_of, frozen_host_of, kill_tree, state_of
 from tests.support.spark_driver import Pipeline, SparkSite
 from tests.support.waiting import until
 
@@ -83,7 +83,7 @@ def test_executor_that_was_given_up_but_lives_writes_nothing(pipeline: Pipeline,
     (worker,) = spark.faults.fired("task.after_opening")
     executor = executor_of(worker)
     assert spark.cluster is not None
-    with spark.cluster.frozen_host_of(executor):  # nobody there can kill the executor when it is given up
+    with frozen_host_of(spark.cluster, executor):  # nobody there can kill the executor when it is given up
         os.kill(executor, signal.SIGSTOP)  # the driver hears nothing of it any more
         outcome = driver.end(number).succeeded()
         assert state_of(executor) == state_of(worker) == "T", "the executor was not frozen, but ended"
@@ -124,7 +124,7 @@ def test_executor_that_was_given_up_writes_nothing_where_the_winner_has_no_rows(
     worker = int((tmp_path / "begun").read_text())
     executor = executor_of(worker)
     assert spark.cluster is not None
-    with spark.cluster.frozen_host_of(executor):
+    with frozen_host_of(spark.cluster, executor):
         os.kill(executor, signal.SIGSTOP)
         (stopped,) = spark.faults.fired("sink.after_audit")
         (tmp_path / "go").touch()

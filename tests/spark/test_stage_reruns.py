@@ -10,6 +10,7 @@ import pytest
 
 from semel.spark.write_job import CHECKSUMS, FIRST_WITH_CHECKSUMS
 from tests.support.broker import Cluster
+from tests.support.spark_cluster import delete_shuffle_files
 from tests.support.spark_driver import Pipeline, SparkSite
 
 pytestmark = pytest.mark.full
@@ -34,7 +35,7 @@ def run_with_lost_shuffle_files(pipeline: Pipeline, spark: SparkSite, **job: Any
     number = driver.begin(pipeline.job(source={"maxOffsetsPerTrigger": "1000"}, sink={"shuffle": "always"}, **job))
     stopped = spark.faults.fired("task.after_rows", times=2)
     assert spark.cluster is not None
-    assert spark.cluster.delete_shuffle_files() > 0, "there was nothing to delete"
+    assert delete_shuffle_files(spark.cluster) > 0, "there was nothing to delete"
     for pid in stopped:
         spark.go_on(pid)
     outcome = driver.end(number).succeeded()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from semel.local.apache_kafka import QUICK_JVM, KafkaMissing, ToolFailed, class_archive, write_class_archive
+from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, KafkaMissing, ToolFailed, class_archive
 from semel.local.processes import Process, ProcessFailed
 
 FOLDER = Path(__file__).resolve().parents[2] / ".cache/jvm"
@@ -77,6 +77,19 @@ def _write(archive: Path) -> None:
         raise ProcessFailed(program.output)
 
 
+def _write_kafka() -> None:
+    """Starts a node, uses it, and writes what it loaded."""
+    archive = class_archive()
+    draft = archive.with_suffix(f".{os.getpid()}.new")
+    with ApacheKafka(jvm=[*QUICK_JVM, f"-XX:ArchiveClassesAtExit={draft}"]) as kafka:
+        topic = ("--topic", "first")
+        kafka.tool("TopicCommand", "--create", *topic)
+        kafka.tool("ConsoleProducer", *topic, stdin="first\n")
+        kafka.tool("ConsoleConsumer", *topic, "--from-beginning", "--max-messages", "1")
+        kafka.stop()
+    draft.rename(archive)
+
+
 def main() -> None:
     if not _archive().exists():
         # Meanwhile the tests are compiled, once instead of in every process that collects them.
@@ -85,7 +98,7 @@ def main() -> None:
             _try("Spark", lambda: _write(_archive()))
     with suppress(KafkaMissing):  # scripts/kafka has said so
         if not class_archive().exists():
-            _try("Apache Kafka", write_class_archive)
+            _try("Apache Kafka", _write_kafka)
 
 
 def _try(name: str, write: Callable[[], None]) -> None:

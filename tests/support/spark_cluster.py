@@ -1,4 +1,4 @@
-"""Faults at named points of Spark's programs, and their processes by process id, to be frozen or killed."""
+"""Faults at named points of programs of Spark, and processes by process id, to be frozen or killed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from semel.local.processes import family
+from semel.local.spark_cluster import SparkCluster
 from semel.prove.injection import Injection, spark_python
 from tests.support.waiting import until
 
@@ -98,3 +100,25 @@ def kill_tree(pid: int) -> None:
             os.kill(each, signal.SIGKILL)
     for each in family:
         until(lambda each=each: state_of(each) in ("", "Z"), f"process {each} did not end")
+
+
+# --- a standalone cluster ---
+
+
+@contextlib.contextmanager
+def frozen_host_of(cluster: SparkCluster, executor: int) -> Iterator[None]:
+    """Spark's daemon that started an executor stands still: as a machine that others hear nothing from."""
+    (daemon,) = (worker for worker in cluster.workers if executor in (pid for pid, *_ in family(worker.pid)))
+    os.kill(daemon.pid, signal.SIGSTOP)  # it alone, not what it started
+    try:
+        yield
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+
+
+def delete_shuffle_files(cluster: SparkCluster) -> int:
+    """As a disk that fails does; how many there were."""
+    files = [f for f in cluster.local.rglob("shuffle_*") if f.is_file()]
+    for file in files:
+        file.unlink()
+    return len(files)

@@ -107,19 +107,6 @@ def class_archive() -> Path:
     return libs.parent / f"classes-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsa"
 
 
-def write_class_archive() -> None:
-    """Starts a node, uses it, and writes what it loaded. Without the archive everything runs too, only slower."""
-    archive = class_archive()
-    draft = archive.with_suffix(f".{os.getpid()}.new")
-    with ApacheKafka(jvm=[*QUICK_JVM, f"-XX:ArchiveClassesAtExit={draft}"]) as kafka:
-        topic = ("--topic", "first")
-        kafka.tool("TopicCommand", "--create", *topic)
-        kafka.tool("ConsoleProducer", *topic, stdin="first\n")
-        kafka.tool("ConsoleConsumer", *topic, "--from-beginning", "--max-messages", "1")
-        kafka.stop()
-    draft.rename(archive)
-
-
 # --- tools ---
 
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from semel.local.processes import Process, family, free_ports
@@ -98,21 +97,3 @@ class SparkCluster:
             **({} if self._python_path is None else {"PYTHONPATH": str(self._python_path)}),
         }
         return Process([home / "bin" / "spark-class", name, *words], env=environment, cwd=self.folder)
-
-    # --- to be killed ---
-    @contextlib.contextmanager
-    def frozen_host_of(self, executor: int) -> Iterator[None]:
-        """Spark's daemon that started an executor stands still: as a machine that others hear nothing from."""
-        (daemon,) = (worker for worker in self.workers if executor in (pid for pid, *_ in family(worker.pid)))
-        os.kill(daemon.pid, signal.SIGSTOP)  # it alone, not what it started
-        try:
-            yield
-        finally:
-            os.kill(daemon.pid, signal.SIGCONT)
-
-    def delete_shuffle_files(self) -> int:
-        """As a disk that fails does; how many there were."""
-        files = [f for f in self.local.rglob("shuffle_*") if f.is_file()]
-        for file in files:
-            file.unlink()
-        return len(files)
