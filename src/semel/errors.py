@@ -89,98 +89,54 @@ if TYPE_CHECKING:
     from semel.spark.writing import OwnerStalledError as OwnerStalledError
     from semel.spark.writing import WrongTaskError as WrongTaskError
 
+# Where each is defined.
 _HOMES = {
     "semel.client.errors": (
-        "AbortableError",
-        "AuthenticationError",
-        "BufferFullError",
-        "ClosedError",
-        "CommitUncertainError",
-        "ConcurrentUseError",
-        "ConfigError",
-        "ConnectionFailedError",
-        "DeliveryTimedOutError",
-        "FatalError",
-        "FencedError",
-        "IllegalStateError",
-        "KafkaError",
-        "RecordTooLargeError",
-        "RequestTimedOutError",
-        "RetriableError",
-        "SerializationError",
-        "TableTooLargeError",
-        "TimedOutError",
-        "UnsupportedByBrokerError",
+        "AbortableError AuthenticationError BufferFullError ClosedError CommitUncertainError ConcurrentUseError "
+        "ConfigError ConnectionFailedError DeliveryTimedOutError FatalError FencedError IllegalStateError KafkaError "
+        "RecordTooLargeError RequestTimedOutError RetriableError SerializationError TableTooLargeError TimedOutError "
+        "UnsupportedByBrokerError"
     ),
     "semel.client.types": (
-        "CommitFailedError",
-        "CorruptRecordError",
-        "DeserializationError",
-        "NoOffsetError",
-        "OffsetOutOfRangeError",
-        "PartitionError",
-        "RebalanceError",
-        "UnknownPartitionError",
+        "CommitFailedError CorruptRecordError DeserializationError NoOffsetError OffsetOutOfRangeError PartitionError "
+        "RebalanceError UnknownPartitionError"
     ),
-    "semel.local.brokers": ("BrokerFailedError",),
-    "semel.patterns.outbox": ("OutboxProgressError",),
-    "semel.patterns.process": ("MissingSourceError",),
-    "semel.patterns.process_output": ("RecordError",),
-    "semel.patterns.event_time": ("LateRecordError",),
-    "semel.patterns.entity_writer": ("AppendRefusedError", "AppendUncertainError", "ConflictError"),
-    "semel.patterns.saga_states": ("SagaStepError",),
-    "semel.patterns.sagas": ("StepFailedError",),
-    "semel.patterns.state": ("StateError",),
-    "semel.protocol.errors": (
-        "ErrorCode",
-        "Recovery",
-    ),
-    "semel.sinks.files.errors": ("FolderError", "FolderTakenError", "OlderFolderError"),
-    "semel.sinks.postgres.database": ("PsycopgMissingError",),
-    "semel.sinks.postgres.decisions": ("DecisionLostError",),
+    "semel.local.brokers": "BrokerFailedError",
+    "semel.patterns.outbox": "OutboxProgressError",
+    "semel.patterns.process": "MissingSourceError",
+    "semel.patterns.process_output": "RecordError",
+    "semel.patterns.event_time": "LateRecordError",
+    "semel.patterns.entity_writer": "AppendRefusedError AppendUncertainError ConflictError",
+    "semel.patterns.saga_states": "SagaStepError",
+    "semel.patterns.sagas": "StepFailedError",
+    "semel.patterns.state": "StateError",
+    "semel.protocol.errors": "ErrorCode Recovery",
+    "semel.sinks.files.errors": "FolderError FolderTakenError OlderFolderError",
+    "semel.sinks.postgres.database": "PsycopgMissingError",
+    "semel.sinks.postgres.decisions": "DecisionLostError",
     "semel.sinks.postgres.errors": (
-        "DatabaseCommitUncertainError",
-        "DatabaseConflictError",
-        "DatabaseFatalError",
-        "DatabaseUnavailableError",
-        "FencedInDatabaseError",
-        "PostgresError",
-        "RowRefusedError",
+        "DatabaseCommitUncertainError DatabaseConflictError DatabaseFatalError DatabaseUnavailableError "
+        "FencedInDatabaseError PostgresError RowRefusedError"
     ),
-    "semel.sinks.postgres.moving": (
-        "BadStagedRowError",
-        "SameKeyError",
-    ),
-    "semel.sinks.postgres.offsets": ("OlderDatabaseError", "PartitionTakenError"),
-    "semel.sinks.postgres.target": ("TableMismatchError",),
-    "semel.spark.base_sink": ("FencedSinkError", "RefusedError", "SinkError"),
-    "semel.spark.batch_writer": (
-        "AlreadyDoneError",
-        "QueryIdError",
-    ),
-    "semel.spark.checkpoint": ("CheckpointError",),
-    "semel.spark.encoding": (
-        "BadRowError",
-        "TargetError",
-    ),
-    "semel.spark.fast_lane": ("FunctionError",),
-    "semel.spark.ledger": (
-        "LedgerError",
-        "LostLedgerError",
-    ),
-    "semel.spark.options": ("OptionError",),
-    "semel.spark.reading": ("DataLossError",),
-    "semel.spark.write_job": ("RerunError",),
-    "semel.spark.sink_options": ("ColumnError",),
-    "semel.spark.stream_writer": ("WrongBatchError",),
-    "semel.spark.topics": ("UnknownTopicError",),
-    "semel.spark.transaction": ("TimedOutTransactionError",),
-    "semel.spark.writing": (
-        "OwnerStalledError",
-        "WrongTaskError",
-    ),
+    "semel.sinks.postgres.moving": "BadStagedRowError SameKeyError",
+    "semel.sinks.postgres.offsets": "OlderDatabaseError PartitionTakenError",
+    "semel.sinks.postgres.target": "TableMismatchError",
+    "semel.spark.base_sink": "FencedSinkError RefusedError SinkError",
+    "semel.spark.batch_writer": "AlreadyDoneError QueryIdError",
+    "semel.spark.checkpoint": "CheckpointError",
+    "semel.spark.encoding": "BadRowError TargetError",
+    "semel.spark.fast_lane": "FunctionError",
+    "semel.spark.ledger": "LedgerError LostLedgerError",
+    "semel.spark.options": "OptionError",
+    "semel.spark.reading": "DataLossError",
+    "semel.spark.write_job": "RerunError",
+    "semel.spark.sink_options": "ColumnError",
+    "semel.spark.stream_writer": "WrongBatchError",
+    "semel.spark.topics": "UnknownTopicError",
+    "semel.spark.transaction": "TimedOutTransactionError",
+    "semel.spark.writing": "OwnerStalledError WrongTaskError",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = sorted(_HOME_OF)
 

@@ -61,7 +61,7 @@ class Quotas:
 
     def charge(self, key: str, client_id: str, size_bytes: int) -> int:
         """Counts what a client sent or got. Returns for how many milliseconds it has to wait."""
-        limit = self.limit_of(key, client_id)
+        limit = self._limit(key, client_id)
         if limit is None:
             return 0
         now_s = self._now_s()
@@ -72,9 +72,9 @@ class Quotas:
         self._paid_until_s[who] = until_s
         return min(max(0, round((until_s - now_s) * 1000)), _LONGEST_WAIT_MS)
 
-    def limit_of(self, key: str, client_id: str, user: str = ANONYMOUS) -> Limit | None:
+    def _limit(self, key: str, client_id: str) -> Limit | None:
         """The most specific quota that there is, in Kafka's order."""
-        for entity, shared_by in _candidates(user, client_id):
+        for entity, shared_by in _candidates(ANONYMOUS, client_id):
             value = self._entries.get(entity, {}).get(key)
             if value is not None:
                 return Limit(value, shared_by)

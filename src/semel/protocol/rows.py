@@ -242,12 +242,12 @@ def decode_records(header: BatchHeader, body: memoryview, limit_bytes: int = DEF
     return records
 
 
-def records_from(data: Buffer, at: int, offset: int, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Iterator[Record]:
+def records_from(data: Buffer, at: int, offset: int) -> Iterator[Record]:
     """The records of the batch at a position from an offset on, one at a time: for a reader that wants few of many.
     Records before the offset are skipped, and what follows the last one that is taken is not decoded."""
     header = read_header(data, at)
     check_batch(data, header, at)
-    body = bytes(read_body(data, header, at, limit_bytes))
+    body = bytes(read_body(data, header, at, DEFAULT_LIMIT_BYTES))
     place, end = 0, len(body)
     for _ in range(header.record_count):
         length, place = read_varint(body, place, end)
@@ -339,7 +339,6 @@ def encode_marker(
     producer_id: int,
     producer_epoch: int,
     coordinator_epoch: int,
-    leader_epoch: int = -1,
 ) -> bytearray:
     """A control batch with one marker."""
     key = _MARKER_KEY.pack(0, marker_type)
@@ -350,7 +349,6 @@ def encode_marker(
         value,
         offset=offset,
         attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
-        leader_epoch=leader_epoch,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
     )

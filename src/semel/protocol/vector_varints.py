@@ -150,9 +150,9 @@ class VarintReader:
             raise CorruptBatchError(f"a varint of more than {bits} bits at byte {int(at[wide.argmax()])}")
         return values, after
 
-    def read_loosely(self, at: Int64s, bits: int = 32) -> tuple[Int64s, Int64s]:
+    def read_loosely(self, at: Int64s) -> tuple[Int64s, Int64s]:
         """As `read`, for guesses: a number that is too wide comes out as -1."""
-        values, after, wide = self._read(at, bits)
+        values, after, wide = self._read(at, 32)
         if wide is not None:
             values[wide] = -1
         return values, after

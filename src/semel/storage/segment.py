@@ -32,6 +32,7 @@ DELETED, CLEANED, SWAP = ".deleted", ".cleaned", ".swap"
 SEGMENT_FILES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX)
 RELATIVE_OFFSET_MAX = 2**31 - 1
 _SCAN_BYTES = 1 << 20
+_REBUILT_INTERVAL_BYTES = 4096  # between entries of an index that is made anew
 _unpack_header = HEADER.unpack_from
 
 
@@ -376,12 +377,12 @@ class Segment:
         header = BatchHeader._make(_unpack_header(head))
         return header.magic == MAGIC and header.last_offset == last_offset
 
-    def rebuild_indexes(self, index_interval_bytes: int = 4096) -> None:
+    def rebuild_indexes(self) -> None:
         """Offset and time index from the batches themselves."""
         size, self.size = self.size, 0
         self.reset_indexes()
         for _, header in self.batches(0, size):
-            self.note_found(header, index_interval_bytes)
+            self.note_found(header, _REBUILT_INTERVAL_BYTES)
         self.seal()
 
     def find(self, offset: int) -> tuple[int, BatchHeader] | None:
