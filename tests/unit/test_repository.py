@@ -123,8 +123,9 @@ def examples() -> list[str]:
 
 
 def programs_with_arguments() -> list[str]:
-    """The commands of the README's table that need an address, or more."""
-    return re.findall(r"^\| `python (examples/\w+\.py) [^`]+` \|", README.read_text(), re.MULTILINE)
+    """The commands of the table of examples that need an address, or more."""
+    table = (ROOT / "examples/README.md").read_text()
+    return re.findall(r"^\| `python (examples/\w+\.py) [^`]+` \|", table, re.MULTILINE)
 
 
 @pytest.mark.parametrize("program", programs_with_arguments())
