@@ -9,16 +9,21 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from semel.client.errors import FencedError, IllegalStateError, KafkaError
+from semel.client.errors import FatalError, FencedError, IllegalStateError, KafkaError
 from semel.client.producer.coordinator import EndUnknownError
 from semel.client.producer.handle import Opening, PartitionWriter, TransactionHandle, TransactionOwner, WrittenPartition
 from semel.client.settings import ProducerSettings
 from semel.client.types import OffsetAndMetadata
 from semel.local.apache_kafka import kafka_libs, kafka_version
+from semel.protocol.columns_encode import ColumnEncoder
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import END_TXN
 from semel.prove.proxy import Effect, Proxy, Rule
+from semel.spark.encoding import Targets
+from semel.spark.sink_options import Precautions
+from semel.spark.topics import limits_of
+from semel.spark.writing import write_blobs
 from tests.support.broker import Cluster
 from tests.support.reading import Seen, committed_offset, create_topic, read_topic
 from tests.support.waiting import eventually
@@ -81,6 +86,37 @@ def write_task(arguments: tuple[bytes, str, int, int, str]) -> tuple[Opening, li
         writer.write(topic, partition, rows(prefix, 50).slice(1, 20))
         writer.write(topic, partition, rows(prefix, 50).slice(21))
         return opening, writer.finish(30)
+
+
+@pytest.mark.parametrize("stored", ["zstd", "uncompressed"])
+def test_tasks_open_partitions_of_a_topic_whose_batches_the_broker_compresses_again(
+    cluster: Cluster, stored: str
+) -> None:
+    """Kafka gives such a batch another base timestamp, and that is the mark."""
+    topic = create_topic(cluster.bootstrap, cluster.unique("compressed"), compression_type=stored)
+    settings = ProducerSettings.of(
+        bootstrap_servers=cluster.bootstrap, transactional_id=cluster.unique("compressor"), compression_type="gzip"
+    )
+    blobs = [(0, 1, 0, first_batch(rows(stored, 1))) for _ in range(2)]
+    with TransactionOwner(settings) as owner:
+        owner.own(30)
+        handle = owner.begin([(topic, 0)])
+        known = Targets.of(owner.cluster, [topic], limits_of(owner.cluster, [topic]))
+        [report] = write_blobs(handle, known, Precautions(), iter(blobs), mark=77)
+        assert owner.last_sequences([(topic, 0)]) == {(topic, 0): report.sequence} == {(topic, 0): 1}
+        owner.end(True, 30)
+        if cluster.name != "semel":  # which keeps the base timestamp
+            handle, unknown = owner.begin([(topic, 0)]), Targets.of(owner.cluster, [topic])
+            with pytest.raises(FatalError, match=f"stored a batch .* {known.compression(topic)} that was sent in gzip"):
+                write_blobs(handle, unknown, Precautions(), iter(blobs), mark=78)
+            owner.end(False, 30)
+    assert len(read_when_there(cluster, topic, 2)) == 2
+
+
+def first_batch(table: pa.Table) -> memoryview:
+    """A record batch as the first half of a write job encodes it."""
+    [[batch]] = ColumnEncoder(table["value"], None, None, table["timestamp"]).encode_groups(None, [1], [0])
+    return batch.buffer
 
 
 def test_processes_write_into_one_transaction_and_of_two_attempts_one_wins(

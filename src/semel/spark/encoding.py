@@ -60,6 +60,10 @@ class Targets:
         topic = next(t for t in reversed(self.topics) if t.first <= number)
         return topic.name, number - topic.first
 
+    def compression(self, topic: str) -> str | None:
+        """How the broker stores batches of a topic; None: as they come, or not known."""
+        return self.limits[self._by_name[topic]].compression
+
     def places(self) -> list[tuple[str, int]]:
         return [(topic.name, p) for topic in self.topics for p in range(topic.partitions)]
 
@@ -309,7 +313,8 @@ class Encoder:
     def _outside(self, times: Any, limits: list[TopicLimits], topics: Any) -> Any:
         """Rows whose time is further from now than their topic allows."""
         np, now_ms = self._np, self._routing.timestamp_ms
-        before, after = (np.array(side)[topics] for side in zip(*(limit[2:] for limit in limits), strict=True))
+        before = np.array([limit.before_ms for limit in limits])[topics]
+        after = np.array([limit.after_ms for limit in limits])[topics]
         return (times < now_ms - before) | (times > now_ms + after)
 
     def _sizes(self, table: Any) -> Any:

@@ -215,6 +215,8 @@ TIMEOUT_S = 10.0
 POLICY, MAX_BYTES, TIMESTAMP_TYPE = "cleanup.policy", "max.message.bytes", "message.timestamp.type"
 BEFORE, AFTER = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"
 DIFFERENCE = "message.timestamp.difference.max.ms"  # both of them before Kafka 3.6
+COMPRESSION = "compression.type"
+AS_STORED = {"producer": None, "uncompressed": "none"}  # values of it that producers know by another name
 NO_LIMIT = 2**62
 
 
@@ -223,6 +225,7 @@ class TopicLimits(NamedTuple):
     max_batch_bytes: int = NO_LIMIT
     before_ms: int = NO_LIMIT  # how far the time of a record may lie before that of the broker
     after_ms: int = NO_LIMIT
+    compression: str | None = None  # that of its batches, whatever comes; None: as they come
 
     @classmethod
     def of(cls, settings: Mapping[str, str | None]) -> TopicLimits:
@@ -235,12 +238,13 @@ class TopicLimits(NamedTuple):
             max_batch_bytes=least(MAX_BYTES),
             before_ms=NO_LIMIT if is_stamped_by_broker else min(NO_LIMIT, least(BEFORE, DIFFERENCE)),
             after_ms=NO_LIMIT if is_stamped_by_broker else min(NO_LIMIT, least(AFTER, DIFFERENCE)),
+            compression=AS_STORED.get(settings.get(COMPRESSION) or "producer", settings.get(COMPRESSION)),
         )
 
 
 def limits_of(cluster: Cluster, topics: Iterable[str]) -> dict[str, TopicLimits]:
     """The limits of topics. Of those that cannot be asked (no right to DESCRIBE_CONFIGS, say) nothing is known."""
-    names = [POLICY, MAX_BYTES, TIMESTAMP_TYPE, BEFORE, AFTER, DIFFERENCE]
+    names = [POLICY, MAX_BYTES, TIMESTAMP_TYPE, BEFORE, AFTER, DIFFERENCE, COMPRESSION]
     request = messages.DescribeConfigsRequest(
         [messages.DescribeConfigsResource(TOPIC_RESOURCE, topic, names) for topic in dict.fromkeys(topics)]
     )

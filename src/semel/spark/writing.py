@@ -146,7 +146,8 @@ class BlobWriter:
             self._writer.write(topic, partition, table.slice(1))
 
     def _shake_hands(self, topic: str, partition: int, row: Any, advice: str) -> None:
-        opening = self._writer.open(topic, partition, row, self._mark)
+        compression = self._targets.compression(topic)
+        opening = self._writer.open(topic, partition, row, self._mark, compression=compression)
         if not opening.is_owner:
             if opening.mark > 0 and task_of(opening.mark) != task_of(self._mark):
                 raise WrongTaskError(

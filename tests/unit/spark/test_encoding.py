@@ -360,3 +360,5 @@ def test_limits_are_read_from_the_settings_of_a_topic_whatever_kafka_calls_them(
     assert TopicLimits.of({**both, "message.timestamp.type": "LogAppendTime"}) == TopicLimits()
     assert TopicLimits.of({"message.timestamp.difference.max.ms": "7"}) == TopicLimits(before_ms=7, after_ms=7)
     assert TopicLimits.of({"cleanup.policy": "delete", "max.message.bytes": "9"}) == TopicLimits(max_batch_bytes=9)
+    found = [TopicLimits.of({"compression.type": name}).compression for name in ("producer", "uncompressed", "lz4")]
+    assert found == [None, "none", "lz4"]

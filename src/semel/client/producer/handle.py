@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from semel.client.cluster import Cluster
@@ -32,7 +32,7 @@ from semel.client.producer.coordinator import CoordinatorClient, new_identity
 from semel.client.producer.identities import NAMES_UP_TO, FixedIdentity
 from semel.client.producer.sender import Sender
 from semel.client.producer.transaction import VERSIONS
-from semel.client.settings import ProducerSettings
+from semel.client.settings import COMPRESSIONS, ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 from semel.protocol.batch import next_sequence
@@ -113,17 +113,30 @@ class PartitionWriter(Closing):
         self._closed = False
 
     # --- the opening handshake ---
-    def open(self, topic: str, partition: int, table: Any, mark: int, timeout_s: float | None = None) -> Opening:
+    def open(
+        self,
+        topic: str,
+        partition: int,
+        table: Any,
+        mark: int,
+        timeout_s: float | None = None,
+        *,
+        compression: str | None = None,
+    ) -> Opening:
         """Writes the first rows of a partition as one batch with a mark, and reads back whose mark the log has.
 
         The mark is the batch's base timestamp; records keep their exact timestamps. Only one of several attempts with
-        different marks is the owner, also if their batches look alike to the broker's deduplication.
+        different marks is the owner, also if their batches look alike to the broker's deduplication. A broker that
+        compresses a batch again gives it another base timestamp: `compression` is that of the topic, if it has one.
         """
         place = (topic, partition)
         if place in self._batches:
             raise IllegalStateError(f"{topic}-{partition} was opened before by this writer")
         deadline = self.cluster.deadline(timeout_s)
-        batches = self._encode(place, table, base_timestamp=mark, batch_size=self.handle.settings.max_request_size)
+        settings = self.handle.settings
+        if compression is not None:
+            settings = replace(settings, compression_type=compression)
+        batches = self._encode(place, table, replace(settings, batch_size=settings.max_request_size), mark)
         if len(batches) != 1:
             raise FatalError(f"an opening has the rows of one batch, this one of {len(batches)}; give fewer rows")
         self._batches[place] = []
@@ -135,9 +148,9 @@ class PartitionWriter(Closing):
                 first = opening_header(self.cluster, place, self.handle.identity, deadline.remaining_s())
                 return Opening(False, -1, -1 if first is None else first.base_timestamp)
             raise
-        return self._read_back(place, batches[0].base_offset, mark, deadline)
+        return self._read_back(place, batches[0].base_offset, mark, settings.compression, deadline)
 
-    def _read_back(self, place: Place, offset: int, mark: int, deadline: Deadline) -> Opening:
+    def _read_back(self, place: Place, offset: int, mark: int, compression: int, deadline: Deadline) -> Opening:
         """Whose mark is at the acknowledged offset. A new leader shows nothing there until its high watermark has
         passed the offset: that is waited for, because an opening that cannot be seen may be another attempt's."""
         topic, partition = place
@@ -146,6 +159,13 @@ class PartitionWriter(Closing):
             raise FatalError(
                 f"{topic}-{partition} has a batch of producer {header.producer_id} epoch {header.producer_epoch} at "
                 f"offset {offset}, which the broker had acknowledged to this transaction"
+            )
+        if header.compression != compression:
+            raise FatalError(
+                f"the broker stored a batch for {topic}-{partition} in the compression "
+                f"{COMPRESSIONS[header.compression]} that was sent in {COMPRESSIONS[compression]}, and with that its "
+                "mark is lost. The topic's compression.type was changed while it was written, or this user may not "
+                "read it (DESCRIBE_CONFIGS on the topic): start again, give the right, or set the same compression here"
             )
         return Opening(header.base_timestamp == mark, offset, header.base_timestamp)
 
@@ -194,11 +214,11 @@ class PartitionWriter(Closing):
 
     # --- inside ---
     def _encode(
-        self, place: Place, table: Any, base_timestamp: int | None = None, batch_size: int | None = None
+        self, place: Place, table: Any, settings: ProducerSettings | None = None, base_timestamp: int | None = None
     ) -> list[ProducerBatch]:
         from semel.client.producer.tables import TableEncoder, checked_table
 
-        settings, (topic, partition) = self.handle.settings, place
+        settings, (topic, partition) = settings or self.handle.settings, place
         self._check_admitted(place)
         checked = checked_table(table)
         if "partition" in checked.column_names:
@@ -208,7 +228,7 @@ class PartitionWriter(Closing):
             1,  # as if the topic had this partition alone: all rows stay in their order
             lambda _: 0,
             settings,
-            settings.batch_size if batch_size is None else batch_size,
+            settings.batch_size,
             base_timestamp,
         )
         return [
