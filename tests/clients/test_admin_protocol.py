@@ -16,11 +16,13 @@ from semel.protocol.messages import configs as described
 from semel.protocol.messages import configs as quotas
 from semel.protocol.messages.cluster import (
     API_VERSIONS,
+    DESCRIBE_CLUSTER,
     DESCRIBE_QUORUM,
     FIND_COORDINATOR,
     UNREGISTER_BROKER,
     UPDATE_FEATURES,
     ApiVersionsRequest,
+    DescribeClusterRequest,
     DescribeQuorumRequest,
     FeatureUpdateKey,
     FindCoordinatorRequest,
@@ -68,10 +70,12 @@ from semel.protocol.messages.security import (
     UserName,
 )
 from semel.protocol.messages.topics import (
+    ALTER_PARTITION_REASSIGNMENTS,
     ALTER_REPLICA_LOG_DIRS,
     CREATE_TOPICS,
     DESCRIBE_LOG_DIRS,
     ELECT_LEADERS,
+    AlterPartitionReassignmentsRequest,
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
@@ -80,6 +84,8 @@ from semel.protocol.messages.topics import (
     DescribeLogDirsRequest,
     ElectLeadersRequest,
     PartitionsOfTopic,
+    ReassignablePartition,
+    ReassignableTopic,
 )
 from semel.protocol.rows import Record, encode_batch
 from semel.protocol.schema import NO_UUID
@@ -504,6 +510,33 @@ def test_kinds_of_elections(
     answer = client.call(ELECT_LEADERS, request, 2)
     (partition,) = answer.replica_election_results[0].partition_result
     assert (answer.error_code, partition.error_code) == (code, partition_code)
+    if code == E.NONE:
+        every = client.call(ELECT_LEADERS, ElectLeadersRequest(election_type, None), 2).replica_election_results
+        assert [result.partition_result for result in every if result.topic == topic] == [[]]
+
+
+@pytest.mark.parametrize(
+    ("endpoint_type", "code", "message"),
+    [
+        (2, E.MISMATCHED_ENDPOINT_TYPE, "endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER"),
+        (7, E.UNSUPPORTED_ENDPOINT_TYPE, "Unsupported endpoint type 7"),
+    ],
+)
+def test_a_broker_is_no_controller(client: DirectClient, endpoint_type: int, code: E, message: str) -> None:
+    refused = client.call(DESCRIBE_CLUSTER, DescribeClusterRequest(endpoint_type=endpoint_type), 2)
+    assert refused.error_code == code
+    assert message in refused.error_message
+
+
+def test_partitions_that_are_not_there_cannot_be_reassigned(cluster: Cluster, client: DirectClient) -> None:
+    topic, missing = cluster.unique("reassigned"), cluster.unique("missing")
+    client.create_topic(topic, 1)
+    wanted = [ReassignableTopic(name, [ReassignablePartition(5, None)]) for name in (topic, missing)]
+    answer = client.call(ALTER_PARTITION_REASSIGNMENTS, AlterPartitionReassignmentsRequest(topics=wanted), 1)
+    found = {each.name: each.partitions[0] for each in answer.responses}
+    assert found[topic].error_code == found[missing].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+    assert found[topic].error_message == f"Unable to find partition {topic}:5."
+    assert found[missing].error_message == f"Unable to find a topic named {missing}."
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])

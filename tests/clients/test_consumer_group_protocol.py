@@ -151,6 +151,11 @@ class Groups:
     def describe(self) -> Any:
         return self.client.call(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest([self.group], True), 1).groups[0]
 
+    def shown(self, member: Member) -> list[int]:
+        """The partitions that a member has, as the group's description says."""
+        (entry,) = [each for each in self.describe().members if each.member_id == member.id]
+        return sorted(index for topic in entry.assignment.topic_partitions for index in topic.partitions)
+
     def alone(self, **fields: Any) -> Member:
         """A member that has everything."""
         member = self.member(**fields)
@@ -195,6 +200,7 @@ def test_second_member_waits_for_what_the_first_gives_back(groups: Groups) -> No
     for _ in range(3):
         second.beat()
     assert second.partitions == [], "nobody has given anything back yet"
+    assert groups.shown(first) == [0, 1, 2, 3], "what is not given back yet is still read"
     until(lambda: first.beat().error_code == 0 and first.epoch > epoch)  # it reports that it let go
     until(lambda: second.beat().error_code == 0 and len(second.partitions) == 2)
     assert sorted(first.partitions + second.partitions) == [0, 1, 2, 3]
@@ -250,6 +256,12 @@ def test_members_choose_the_assignor(groups: Groups) -> None:
     member = groups.alone(server_assignor="range")
     assert groups.describe().assignor_name == "range"
     assert member.beat(server_assignor="magic").error_code == E.UNSUPPORTED_ASSIGNOR
+
+
+def test_of_two_assignors_with_as_many_votes_the_brokers_first_is_used(groups: Groups) -> None:
+    groups.alone(server_assignor="range")
+    assert groups.member(server_assignor="uniform").join().error_code == 0
+    assert groups.describe().assignor_name == "uniform"
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

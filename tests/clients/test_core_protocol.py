@@ -624,6 +624,7 @@ def test_where_an_epoch_ended(client: DirectClient, topic: str) -> None:
     assert end_of(0) == (0, 0, 2)
     assert end_of(5) == (0, -1, -1)
     assert end_of(0, current=3)[0] == E.UNKNOWN_LEADER_EPOCH
+    assert end_of(0, current=-2)[0] == E.FENCED_LEADER_EPOCH
 
 
 def test_producers_of_a_partition_are_described(client: DirectClient, topic: str) -> None:
@@ -648,6 +649,8 @@ def test_metadata_of_wrong_names_and_ids(client: DirectClient, topic: str) -> No
     assert metadata(client, "no spaces", create=True).error_code == E.INVALID_TOPIC_EXCEPTION
     assert metadata(client, None, create=True, topic_id=b"7" * 16).error_code == E.UNKNOWN_TOPIC_ID
     assert metadata(client, None, create=True, topic_id=wait_for_topic(client, topic)).name == topic
+    for _ in range(2):  # the log of Kafka's controllers is no topic, and no client makes it one
+        assert metadata(client, "__cluster_metadata", create=True).error_code == E.UNKNOWN_TOPIC_OR_PARTITION
 
 
 @pytest.mark.parametrize("version", [10, 11])
@@ -798,6 +801,9 @@ def test_page_after_a_topic_that_was_deleted_meanwhile_begins_with_the_next_topi
     found = {topic.name: topic for topic in client.call(DESCRIBE_TOPIC_PARTITIONS, request, 0).topics}
     assert found[deleted].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
     assert [part.partition_index for part in found[topic].partitions] == [0, 1, 2]
+    request = DescribeTopicPartitionsRequest([TopicRequest(topic)], 10, Cursor(deleted, 2))
+    (refused,) = client.call(DESCRIBE_TOPIC_PARTITIONS, request, 0).topics
+    assert refused.error_code == E.INVALID_REQUEST, "the cursor must be one of the requested topics"
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

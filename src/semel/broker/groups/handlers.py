@@ -411,7 +411,7 @@ def _describe_consumer_member(broker: BrokerNode, group: ConsumerGroup, member_i
         client_host=subscription.client_host,
         subscribed_topic_names=list(subscription.topics),
         subscribed_topic_regex=subscription.regex or "",
-        assignment=_assignment(broker, current.assigned),
+        assignment=_assignment(broker, current.assigned | current.revoking),
         target_assignment=_assignment(broker, group.target.get(member_id, NOTHING)),
         member_type=CONSUMER_MEMBER if subscription.classic is None else CLASSIC_MEMBER,
     )

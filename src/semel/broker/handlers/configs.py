@@ -40,7 +40,7 @@ def is_whole_cluster(broker: BrokerNode, name: str) -> bool:
     if not name:
         return True
     if not name.removeprefix("-").isdecimal():
-        raise TopicError(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
     if int(name) != broker.node_id:
         raise TopicError(
             ErrorCode.INVALID_REQUEST,
@@ -248,7 +248,7 @@ async def _alter(
         result = messages.AlterConfigsResourceResponse(0, None, kind, name)
         try:
             if counts[kind, name] > 1:
-                message = "Each resource must appear at most once, but this one appears more often."
+                message = "Each resource must appear at most once."
                 raise TopicError(ErrorCode.INVALID_REQUEST, message)
             replace_settings(broker, kind, name, texts_of(resource), validate_only=validate_only)
         except TopicError as error:

@@ -19,7 +19,7 @@ from semel.storage import PartitionLog, StorageError, TimestampOffset
 # --- Leader epochs: a client that knows an older or a newer leader than this one gets an error ---
 def epoch_error(log: PartitionLog, current_leader_epoch: int) -> ErrorCode:
     """-1 stands for a client that does not know the epoch."""
-    if current_leader_epoch < 0 or current_leader_epoch == log.leader_epoch:
+    if current_leader_epoch in (-1, log.leader_epoch):
         return ErrorCode.NONE
     if current_leader_epoch < log.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
@@ -179,8 +179,9 @@ async def describe_producers(
 
 
 def _describe(broker: BrokerNode, topic: str, index: int) -> transactions.PartitionResponse:
-    if name_problem(topic):
-        return transactions.PartitionResponse(index, ErrorCode.INVALID_TOPIC_EXCEPTION, name_problem(topic))
+    if (problem := name_problem(topic)) is not None:
+        reason = f"Topic name is invalid: {problem}"
+        return transactions.PartitionResponse(index, ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
     log = broker.topics.find_log(topic, index)
     if log is None:
         message = None if broker.topics.get(topic) else "This server does not host this topic-partition."

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from semel.broker.broker import BrokerNode
 from semel.broker.dispatch import RequestContext
+from semel.broker.partition_plan import KAFKAS_OWN
 from semel.broker.topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE, Topic, TopicError, name_problem
 from semel.broker.transactions.events import TraceStep
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID
@@ -88,7 +89,7 @@ def _create(broker: BrokerNode, name: str, may_create: bool) -> ErrorCode:
     if name_problem(name):
         return ErrorCode.INVALID_TOPIC_EXCEPTION
     try:
-        if may_create and not broker.topics.is_changing(name):
+        if may_create and name != KAFKAS_OWN and not broker.topics.is_changing(name):
             if name in INTERNAL_TOPICS:
                 broker.topics.internal(name)
             else:
@@ -116,12 +117,16 @@ def _describe(broker: BrokerNode, topic: Topic, operations: int) -> messages.Met
 async def describe_topic_partitions(
     broker: BrokerNode, context: RequestContext, request: messages.DescribeTopicPartitionsRequest
 ) -> messages.DescribeTopicPartitionsResponse:
-    names = sorted({requested.name for requested in request.topics} or {topic.name for topic in broker.topics})
-    if request.cursor is not None and request.cursor.partition_index < 0:
+    requested_names = {requested.name for requested in request.topics}
+    names = sorted(requested_names or {topic.name for topic in broker.topics})
+    cursor = request.cursor
+    if cursor is not None and (
+        cursor.partition_index < 0 or (requested_names and cursor.topic_name not in requested_names)
+    ):
         refused = [messages.DescribeTopicPartitionsResponseTopic(ErrorCode.INVALID_REQUEST, name) for name in names]
         return messages.DescribeTopicPartitionsResponse(topics=refused)
-    if request.cursor is not None:
-        names = [name for name in names if name >= request.cursor.topic_name]
+    if cursor is not None:
+        names = [name for name in names if name >= cursor.topic_name]
     remaining = max(1, min(request.response_partition_limit, broker.settings["max.request.partition.size.limit"]))
     response = messages.DescribeTopicPartitionsResponse()
     turns = Turns()
@@ -134,7 +139,6 @@ async def describe_topic_partitions(
         if topic is None:
             response.topics.append(_unknown_topic(name))
             continue
-        cursor = request.cursor
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         shown = _describe_page(broker, topic, first, remaining)
         response.topics.append(shown)
@@ -178,9 +182,13 @@ def describe_cluster(
     broker: BrokerNode, context: RequestContext, request: messages.DescribeClusterRequest
 ) -> messages.DescribeClusterResponse:
     if request.endpoint_type != _BROKERS:
-        is_known = request.endpoint_type == _CONTROLLERS
-        code = ErrorCode.MISMATCHED_ENDPOINT_TYPE if is_known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
-        return messages.DescribeClusterResponse(error_code=code, error_message="This is a broker's endpoint (type 1).")
+        if request.endpoint_type == _CONTROLLERS:
+            code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
+            message = "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER"
+        else:
+            code = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+            message = f"Unsupported endpoint type {request.endpoint_type}"
+        return messages.DescribeClusterResponse(error_code=code, error_message=message)
     host, port = broker.address_for(context)
     return messages.DescribeClusterResponse(
         cluster_id=broker.cluster_id,

@@ -41,7 +41,10 @@ async def elect_leaders(
     broker: BrokerNode, context: RequestContext, request: messages.ElectLeadersRequest
 ) -> messages.ElectLeadersResponse:
     """Every leader is the only replica already; with a request for all partitions, there is nothing to report."""
-    topics = ((topic.topic, topic.partitions) for topic in request.topic_partitions or [])
+    if request.topic_partitions is None:
+        all_topics = [messages.ReplicaElectionResult(topic.name, []) for topic in broker.topics]
+        return messages.ElectLeadersResponse(replica_election_results=all_topics)
+    topics = ((topic.topic, topic.partitions) for topic in request.topic_partitions)
     if request.election_type not in _ELECTION_TYPES:
         refuse = partial(_refuse_election, request.election_type)
         refused = await Turns().map_topics(messages.ReplicaElectionResult, refuse, topics)
@@ -87,8 +90,11 @@ def _reassign(
     broker: BrokerNode, topic: str, requested: messages.ReassignablePartition
 ) -> messages.ReassignablePartitionResponse:
     try:
-        if broker.topics.partition(topic, requested.partition_index) is None:
+        if broker.topics.get(topic) is None:
             raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}.")
+        if broker.topics.partition(topic, requested.partition_index) is None:
+            message = f"Unable to find partition {topic}:{requested.partition_index}."
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
         if requested.replicas is None:
             raise TopicError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, None)
         check_assignment(broker, requested.replicas)

@@ -128,8 +128,9 @@ class ConsumerGroups:
         is_in_use = classic is not None and classic.state is not GroupState.EMPTY
         may_upgrade = self._settings["group.consumer.migration.policy"] in UPGRADE
         if request.member_epoch != JOINS or (is_in_use and not may_upgrade):
-            what = "not found" if classic is None else "not a consumer group"
-            raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} is {what}.")
+            unknown = f"Consumer group {request.group_id} not found."
+            other = f"Group {request.group_id} is not a consumer group."
+            raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND, unknown if classic is None else other)
         draft = Draft(ConsumerGroup(request.group_id))
         if classic is not None and is_in_use:
             most = self._settings["group.consumer.max.size"]

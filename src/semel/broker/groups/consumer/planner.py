@@ -255,7 +255,7 @@ def _problem(request: ConsumerGroupHeartbeatRequest, version: int) -> str | None
     if epoch == LEFT_FOR_A_WHILE and request.instance_id is None:
         return "InstanceId can't be null."
     if epoch < LEFT_FOR_A_WHILE:
-        return f"MemberEpoch is {epoch}, but must be greater than or equal to -2."
+        return "MemberEpoch is invalid."
     return _problem_with_joining(request) if epoch == JOINS else None
 
 
@@ -269,13 +269,17 @@ def _problem_with_joining(request: ConsumerGroupHeartbeatRequest) -> str | None:
     return None
 
 
+def _no_member(group: ConsumerGroup, member_id: str) -> GroupError:
+    return GroupError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group.group_id}.")
+
+
 def check_instance(known: str | None, member_id: str, instance_id: str) -> None:
     if known is None:
         raise GroupError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
     if known != member_id:
         raise GroupError(
             ErrorCode.FENCED_INSTANCE_ID,
-            f"Static member {member_id} with instance id {instance_id} was fenced by {known}.",
+            f"Static member {member_id} with instance id {instance_id} was fenced by member {known}.",
         )
 
 
@@ -286,10 +290,11 @@ def check_epoch(current: Current, beat: Beat) -> None:
         return
     lost_answer = epoch == current.previous_epoch and owned is not None and owned <= current.assigned
     if epoch > current.epoch or not lost_answer:
+        compared = "greater" if epoch > current.epoch else "smaller"
         raise GroupError(
             ErrorCode.FENCED_MEMBER_EPOCH,
-            f"The member has epoch {epoch}, the coordinator knows it at {current.epoch}. "
-            "The member must abandon all its partitions and rejoin.",
+            f"The consumer group member has a {compared} member epoch ({epoch}) than the one known by the group "
+            f"coordinator ({current.epoch}). The member must abandon all its partitions and rejoin.",
         )
 
 
@@ -362,7 +367,10 @@ class Planner:
             return self._admit_static(draft, beat, request.instance_id)
         if is_new:
             if request.member_epoch != JOINS:
-                raise GroupError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {request.member_id} is not a member.")
+                raise GroupError(
+                    ErrorCode.UNKNOWN_MEMBER_ID,
+                    f"Member {request.member_id} is not a member of group {group.group_id}.",
+                )
             return request.member_id or self._new_id()
         check_epoch(group.current.get(request.member_id, Current()), beat)
         return request.member_id
@@ -379,7 +387,8 @@ class Planner:
             if beat.classic is None and group.current.get(known, Current()).epoch != LEFT_FOR_A_WHILE:
                 raise GroupError(
                     ErrorCode.UNRELEASED_INSTANCE_ID,
-                    f"instance {instance_id} is used by member {known}, which has not left",
+                    f"Static member {member_id} with instance id {instance_id} cannot join the group because the "
+                    f"instance id is owned by {known} member.",
                 )
             self._replace(draft, known, member_id)
         return member_id
@@ -438,9 +447,9 @@ class Planner:
         draft.change(TargetEpochSet(group.group_id, group.epoch, self._clock.now_ms()))
 
     def assignor_of(self, group: ConsumerGroup) -> str:
-        """The one that most members ask for; the first of the broker's if none does."""
+        """The one that most members ask for; of several, and if none does, the first in the broker's order."""
         votes = Counter(each.assignor for each in group.subscriptions.values() if each.assignor is not None)
-        return votes.most_common(1)[0][0] if votes else self.assignors[0]
+        return max(self.assignors, key=lambda name: votes[name])
 
     def _topics_of(self, group: ConsumerGroup) -> dict[str, Topic]:
         """The topics that exist and that a member of the group subscribes to."""
@@ -465,7 +474,9 @@ class Planner:
         if request.instance_id is not None:
             check_instance(group.static_ids.get(request.instance_id), member_id, request.instance_id)
         elif member_id not in group.subscriptions:
-            raise GroupError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member.")
+            raise GroupError(
+                ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group.group_id}."
+            )
         if request.member_epoch == LEFT_FOR_A_WHILE:
             current = group.current.get(member_id, Current())
             away = current._replace(epoch=LEFT_FOR_A_WHILE, revoking=NOTHING)
