@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import random
 import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from semel.client.errors import ConfigError
 from semel.client.pauses import Pauses
 
 Clock = Callable[[], float]
+
+LONGEST_S = 1e9  # which stands for ever: what takes a timeout (threads, requests) takes this one
 
 
 class Deadline:
@@ -20,9 +24,11 @@ class Deadline:
     __slots__ = ("_at_s", "_clock", "total_s")
 
     def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
+        if math.isnan(seconds):
+            raise ConfigError("a timeout is nan; expected a number of milliseconds (math.inf: without an end)")
         self._clock = clock
         self.total_s = seconds
-        self._at_s = clock() + seconds
+        self._at_s = clock() + min(seconds, LONGEST_S)
 
     def remaining_s(self) -> float:
         """Seconds left, never below 0."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import threading
 
 import pytest
 
 from semel.client.errors import (
     AbortableError,
     AuthenticationError,
+    ConfigError,
     ConnectionFailedError,
     DeliveryTimedOutError,
     FatalError,
@@ -68,6 +70,21 @@ def test_a_deadline_counts_down_to_zero() -> None:
     assert (deadline.remaining_s(), deadline.expired) == (1, False)
     now[0] = 200
     assert (deadline.remaining_s(), deadline.expired) == (0, True)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e300, 1e10])
+def test_a_deadline_of_ever_is_one_that_the_system_can_wait_for(seconds: float) -> None:
+    deadline = Deadline(seconds, lambda: 100.0)
+    assert not deadline.expired
+    assert 1e8 < deadline.remaining_s() < threading.TIMEOUT_MAX
+    assert int(deadline.remaining_s() * 1000) > 0  # as requests say it
+    assert deadline.total_s == seconds
+
+
+def test_a_deadline_that_is_no_number_is_refused() -> None:
+    """It is neither reached nor not: a poll would go round for ever."""
+    with pytest.raises(ConfigError, match="a timeout is nan"):
+        Deadline(float("nan"))
 
 
 def test_back_off_doubles_up_to_its_limit_and_varies_by_a_fifth() -> None:
