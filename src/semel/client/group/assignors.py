@@ -234,8 +234,10 @@ def decode_member(member_id: str, instance_id: str | None, data: bytes, assignor
     owned, generation = subscription.owned_partitions, subscription.generation_id
     if assignor.sends_owned and subscription.user_data:
         reported, reported_generation = _read_user_data(subscription.user_data, assignor)
-        owned = owned or reported
-        generation = reported_generation if generation == NO_GENERATION else generation
+        if not assignor.is_cooperative:  # what it had, in a generation that may be before its last one
+            owned, generation = reported, reported_generation
+        elif generation == NO_GENERATION:
+            generation = reported_generation
     flat = frozenset((entry.topic, index) for entry in owned for index in entry.partitions)
     return SubscribedMember(member_id, instance_id, frozenset(subscription.topics), flat, generation)
 

@@ -26,6 +26,7 @@ from semel.client.errors import KafkaError, UnsupportedByBrokerError, error_of
 from semel.client.group.assignors import (
     ASSIGNORS,
     NO_GENERATION,
+    Assignor,
     SubscribedMember,
     decode_assignment,
     decode_member,
@@ -125,6 +126,7 @@ class MemberCore(MemberBase):
         self._next_beat_s = NEVER_S
         self._is_beating = False  # a heartbeat has no response yet
         self._protocol_name: str | None = None  # which the coordinator chose for this generation
+        self._had: tuple[list[TopicPartition], int] = ([], NO_GENERATION)  # the last assignment, and its generation
         self._sharing: Sharing | None = None
         self._joins_again = False
 
@@ -202,13 +204,18 @@ class MemberCore(MemberBase):
             group_instance_id=self._settings.group_instance_id,
             protocol_type=PROTOCOL_TYPE,
             protocols=[
-                JoinGroupRequestProtocol(a.name, encode_subscription(topics, mine, self.generation, a))
+                JoinGroupRequestProtocol(a.name, encode_subscription(topics, *self._claims(a, mine), a))
                 for a in self._assignors
             ],
         )
         self._joins_again = False
         self._apply(MembershipEvent.JOIN_SENT, 0.0)
         return request
+
+    def _claims(self, assignor: Assignor, owned: list[TopicPartition]) -> tuple[list[TopicPartition], int]:
+        """What the leader is to leave with this member if it can. Eager members own nothing when they join: `sticky`
+        goes by what they had."""
+        return (owned, self.generation) if assignor.is_cooperative or not assignor.sends_owned else self._had
 
     def unanswered(self, now_s: float) -> None:
         """JoinGroup or SyncGroup got no response, or one that makes no sense, or could not be sent."""
@@ -282,6 +289,7 @@ class MemberCore(MemberBase):
         self._pauses.reset()
         self._next_beat_s = now_s + self._settings.heartbeat_interval_ms / 1000
         self._change = self._change._replace(assignment=partitions)
+        self._had = partitions, self.generation
         if self._joins_again:
             self._joins_again = False
             self._apply(MembershipEvent.REBALANCE, now_s)
@@ -359,6 +367,7 @@ class MemberCore(MemberBase):
             self.member_id = ""
         if effect & MembershipEffect.LOSE_PARTITIONS:
             self._change = MembershipChange(lost=True, error=self._change.error)
+            self._had = [], NO_GENERATION
         if effect & MembershipEffect.FIND_COORDINATOR:
             self._is_in_doubt = True
         if effect & MembershipEffect.BACK_OFF:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import pytest
 from hypothesis import given, settings
@@ -186,3 +187,12 @@ def test_nonsense_is_refused(data):
     if data:
         with pytest.raises(DecodeError):
             decode_assignment(data)
+
+
+def test_sticky_claim_is_as_old_as_the_assignment_that_it_is_of():
+    """A member of Kafka's Java client that missed a generation names it, beside the older one of what it claims."""
+    data = encode_subscription(["t"], [("t", 1)], 4, STICKY)
+    at = data.rindex(struct.pack(">i", 4))  # the generation of the subscription stands last
+    newer = data[:at] + struct.pack(">i", 9) + data[at + 4 :]
+    read = decode_member("m", None, newer, STICKY)
+    assert (read.owned, read.generation) == ({("t", 1)}, 4)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from semel.client.group.assignors import NO_GENERATION, RANGE, encode_assignment, encode_subscription
+from semel.client.group.assignors import (
+    ASSIGNORS,
+    NO_GENERATION,
+    RANGE,
+    decode_member,
+    encode_assignment,
+    encode_subscription,
+)
 from semel.client.group.core import Departure, MemberCore, Sharing, subscribed_topics
 from semel.client.group.membership import NEVER_S
 from semel.client.group.states import MembershipState
@@ -63,6 +70,29 @@ def test_member_id_that_the_coordinator_gave_is_in_the_next_join() -> None:
     assert core.joined(JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id="m"), 0.0) is None
     assert core.is_due_to_join(0.0)
     assert core.join(TOPICS, []).member_id == "m"
+
+
+def claims(core: MemberCore, name: str) -> tuple[frozenset[tuple[str, int]], int]:
+    """What the leader reads in its next join; an eager member has given everything back by then."""
+    (data,) = [each.metadata for each in core.join(TOPICS, []).protocols if each.name == name]
+    read = decode_member("m", None, data, ASSIGNORS[name])
+    return read.owned, read.generation
+
+
+def test_sticky_member_claims_what_it_had_before_it_gave_it_back() -> None:
+    core = member(partition_assignment_strategy="range,sticky")
+    assert claims(core, "sticky") == (frozenset(), NO_GENERATION)
+    core.unanswered(0.0)
+    join(core, generation=7)
+    core.rejoin("a member came")
+    assert claims(core, "sticky") == (frozenset(MINE), 7)
+
+
+def test_sticky_member_that_lost_its_partitions_claims_nothing() -> None:
+    core = member(partition_assignment_strategy="sticky")
+    join(core)
+    core.reported(ErrorCode.UNKNOWN_MEMBER_ID, core.identity(), 1.0)
+    assert claims(core, "sticky") == (frozenset(), NO_GENERATION)
 
 
 def test_leader_shares_out_what_members_want() -> None:
