@@ -22,7 +22,7 @@ from semel.client.consumer.commits import Callback, PendingCommit
 from semel.client.consumer.core import RebalanceListener, TopicSubscription
 from semel.client.consumer.engine import ConsumerEngine, log
 from semel.client.consumer.reader import ChunkReader, Iteration, RecordRun
-from semel.client.errors import ConfigError, IllegalStateError, KafkaError, TimedOutError
+from semel.client.errors import ClosedError, ConfigError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.group.offset_calls import fetch_committed, list_offsets_retried
 from semel.client.group.offset_requests import EARLIEST, LATEST, FoundOffset
 from semel.client.metrics import ConsumerMetrics
@@ -228,7 +228,12 @@ class ConsumerBase(Generic[Connection]):
         from semel.client.consumer.decode import ROWS
 
         with self._nothing_lost():
-            parts = await self._poll(ITERATION_POLL_MS, ROWS, max_records=self.settings.max_poll_records)
+            try:
+                parts = await self._poll(ITERATION_POLL_MS, ROWS, max_records=self.settings.max_poll_records)
+            except ClosedError:
+                if self._engine.closed:  # by its listener, say: the loop ends
+                    raise Woken from None
+                raise
             self._iteration = iteration = Iteration(self._runs(parts))
         return iteration
 
@@ -468,6 +473,7 @@ class ConsumerBase(Generic[Connection]):
             await self._engine.commits.commit(identity, wanted, self._deadline(timeout_ms))
         except KafkaError as error:
             raise _commit_error(error) from error
+        self._engine.commits.raise_callback_error()
 
     def commit_async(
         self,
@@ -577,6 +583,7 @@ class ConsumerBase(Generic[Connection]):
             await engine.leave_group("the consumer was closed", deadline)
         finally:
             engine.close()
+        engine.commits.raise_callback_error()
 
     # -- small things --------------------------------------------------------------------------------------------------
     def _deadline(self, timeout_ms: float | None) -> Deadline:

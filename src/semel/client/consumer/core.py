@@ -72,6 +72,8 @@ class Rebalancer:
         self._assignment: set[TopicPartition] | None = None  # not adopted yet
         self._prepared = False
         self._is_calling = False
+        self._revoking: set[TopicPartition] = set()  # which the listener is called for
+        self._is_over = False  # the member leaves, perhaps in a call of the listener
 
     @property
     def is_revoking(self) -> bool:
@@ -87,13 +89,14 @@ class Rebalancer:
     async def _call(
         self, method: Callable[[list[TopicPartition]], Awaitable[None] | None], partitions: list[TopicPartition]
     ) -> None:
+        is_within = self._is_calling
         try:
             self._is_calling = True
             waiting = method(partitions)
             if inspect.isawaitable(waiting):
                 await waiting
         finally:
-            self._is_calling = False
+            self._is_calling = is_within
 
     async def apply_change(self, lost: bool, assignment: Iterable[TopicPartition] | None) -> None:
         """What happened to the membership. Lost: it ended without us; no commit, it would be refused."""
@@ -118,13 +121,13 @@ class Rebalancer:
             return False
         await self._revoke(owned - keep, keep)
         self._prepared = True
-        return True
+        return not self._is_over
 
     async def adopt(self) -> bool:
         """The new assignment. What a cooperative member lost is given back now, and shared out in another round.
         False while a commit must be waited for."""
-        if self._assignment is None:
-            return True
+        if self._assignment is None or self._is_over:
+            return not self._is_over
         target, owned = self._assignment, self._assigned.partitions
         revoked, added = owned - target, target - owned
         if not self._is_committed(revoked):
@@ -133,16 +136,22 @@ class Rebalancer:
         try:
             await self._revoke(revoked, target)
         finally:
-            log.info("group %s: has %s", self._member.group_id, ", ".join(map(str, sorted(target))) or "no partitions")
-            self._member.adopted(target, bool(revoked))
-            new = sorted(added if self._member.is_cooperative else target)
-            await self._call(self._listener.on_partitions_assigned, new)
-        return True
+            if not self._is_over:
+                await self._take_on(target, added, bool(revoked))
+        return not self._is_over
+
+    async def _take_on(self, target: set[TopicPartition], added: set[TopicPartition], gave_back: bool) -> None:
+        log.info("group %s: has %s", self._member.group_id, ", ".join(map(str, sorted(target))) or "no partitions")
+        self._member.adopted(target, gave_back)
+        new = sorted(added if self._member.is_cooperative else target)
+        await self._call(self._listener.on_partitions_assigned, new)
 
     async def give_back(self) -> None:
-        """Everything, before leaving; the caller has committed."""
+        """Everything, before leaving; the caller has committed. What calls the listener now has called it for what it
+        gives back, and does nothing more."""
         self._commit = None
-        await self._revoke(self._assigned.partitions, set())
+        self._is_over = True
+        await self._revoke(self._assigned.partitions - self._revoking, set())
 
     def _is_committed(self, revoked: set[TopicPartition]) -> bool:
         """Starts the commit; whether it has ended, with or without success."""
@@ -158,9 +167,11 @@ class Rebalancer:
     async def _revoke(self, revoked: set[TopicPartition], kept: set[TopicPartition]) -> None:
         try:
             if revoked:
+                self._revoking |= revoked
                 await self._call(self._listener.on_partitions_revoked, sorted(revoked))
         finally:
-            self._assigned.assign(kept)
+            self._revoking -= revoked
+            self._assigned.assign(set() if self._is_over else kept)
 
 
 MISSING_TOPIC_REFRESH_S = 1.0
@@ -231,7 +242,7 @@ class ConsumerCore:
 
     async def follow_group(self) -> bool:
         """Takes on what happened to the membership since the last call, and raises what the program must know. False
-        while partitions that are given back wait for a commit, or for the listener."""
+        while partitions that are given back wait for a commit or for the listener, and once that has left."""
         member, rebalancer = self.member, self._rebalancer
         assert member is not None
         assert rebalancer is not None

@@ -242,6 +242,7 @@ class CommitDriver(Generic[Connection]):
         self._connection: Connection | None = None
         self._is_in_doubt = False  # whether the connection leads to the coordinator
         self._requests: dict[PendingCommit, Pending] = {}
+        self._callback_error: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._core)
@@ -273,6 +274,12 @@ class CommitDriver(Generic[Connection]):
             self._core.withdraw(commit)
         if commit.error is not None:
             raise commit.error
+
+    def raise_callback_error(self) -> None:
+        """What a callback has raised: not where it was called, which may be amid the end of the consumer."""
+        error, self._callback_error = self._callback_error, None
+        if error is not None:
+            raise error
 
     async def wait(self, done: Callable[[], bool], deadline: Deadline) -> None:
         """Until `done` or the deadline."""
@@ -328,7 +335,12 @@ class CommitDriver(Generic[Connection]):
     def _call_back(self) -> None:
         while (commit := self._core.take_finished()) is not None:
             if commit.callback is not None:
-                commit.callback(commit.offsets, commit.error)
+                try:
+                    commit.callback(commit.offsets, commit.error)
+                except Exception as error:
+                    if self._callback_error is not None:
+                        log.exception("a callback of a commit failed, after another one")
+                    self._callback_error = self._callback_error or error
             elif commit.error is not None:
                 log.warning("offsets were not committed; the next commit covers them: %s", commit.error)
 
@@ -410,6 +422,9 @@ class ConsumerEngine(Generic[Connection]):
         if self.member is not None:
             await self._turn_group(self.member)
         self.commits.turn()
+        self.commits.raise_callback_error()
+        if self.closed:  # by the listener, or by what is called back after a commit
+            self.check_usable()
         self.fetching.receive()
         self.fetching.resolve()
         self.fetching.send()

@@ -1,4 +1,4 @@
-"""What a rebalance does when the program's listener raises: the partitions are given back all the same."""
+"""What a rebalance does when the program's listener raises or leaves the group: the partitions are given back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from semel.client.consumer.assigned_partitions import AssignedPartitions
 from semel.client.consumer.core import ConsumerCore, RebalanceListener, Rebalancer, TopicSubscription
+from semel.client.group.membership import MembershipChange
 from semel.client.immediate import run
 from semel.client.metadata import Metadata
 from semel.client.settings import ConsumerSettings
@@ -24,10 +25,15 @@ class Surprise(Exception):
 class Member:
     group_id = "g"
     wants_to_join = True
+    is_fenced = False
 
     def __init__(self, is_cooperative: bool) -> None:
         self.is_cooperative = is_cooperative
         self.rejoined = 0
+        self.change = MembershipChange()
+
+    def take_change(self) -> MembershipChange:
+        return self.change
 
     def adopted(self, partitions: object, gave_back: bool) -> None:
         self.rejoined += self.is_cooperative and gave_back
@@ -172,3 +178,57 @@ def test_what_a_listener_is_called_for_ends_before_a_turn_that_it_runs_does_anyt
     assert (followed, delivering) == ([False], [False])
     assert listener.calls == [("revoked", MINE)]
     assert core.assigned.partitions == set()
+
+
+class Leaving(Raising):
+    """Closes its consumer, or unsubscribes it, as far as its core knows of that."""
+
+    core: ConsumerCore
+
+    def _note(self, name: str, partitions: list[TopicPartition]) -> None:
+        self.calls.append((name, partitions))
+        if name == self._at:
+            run(self.core.leave())
+
+
+def leaving(at: str, is_cooperative: bool, owned: list[TopicPartition]) -> tuple[ConsumerCore, Leaving, Member]:
+    member, listener = Member(is_cooperative), Leaving(at)
+    core = ConsumerCore(
+        ConsumerSettings.of(bootstrap_servers="127.0.0.1:1", group_id="g"), Metadata(), lambda: 0.5, lambda: None
+    )
+    core.subscribe(member, TopicSubscription(["t"]), listener)  # type: ignore[arg-type]
+    core.assigned.assign(owned)
+    listener.core = core
+    return core, listener, member
+
+
+def test_listener_that_leaves_when_partitions_are_revoked_is_not_called_for_them_again() -> None:
+    core, listener, _ = leaving("revoked", False, MINE)
+    assert not run(core.is_ready_to_join())
+    assert listener.calls == [("revoked", MINE)]
+    assert (core.member, core.assigned.partitions) == (None, set())
+
+
+def test_listener_that_leaves_is_called_once_for_what_it_kept() -> None:
+    core, listener, member = leaving("revoked", True, MINE)
+    member.change = MembershipChange(assignment=MINE[1:])
+    assert not run(core.follow_group())
+    assert listener.calls == [("revoked", MINE[:1]), ("revoked", MINE[1:])]
+    assert (core.member, core.assigned.partitions, member.rejoined) == (None, set(), 0)
+
+
+@pytest.mark.parametrize("is_cooperative", [False, True])
+def test_listener_that_leaves_when_partitions_are_assigned_gives_them_back(is_cooperative: bool) -> None:
+    core, listener, member = leaving("assigned", is_cooperative, [])
+    member.change = MembershipChange(assignment=MINE)
+    assert not run(core.follow_group())
+    assert listener.calls == [("assigned", MINE), ("revoked", MINE)]
+    assert (core.member, core.assigned.partitions) == (None, set())
+
+
+def test_listener_that_leaves_when_partitions_are_lost_takes_on_no_others() -> None:
+    core, listener, member = leaving("lost", False, MINE)
+    member.change = MembershipChange(lost=True, assignment=MINE[:1])
+    assert not run(core.follow_group())
+    assert listener.calls == [("lost", MINE)]
+    assert (core.member, core.assigned.partitions) == (None, set())
