@@ -36,7 +36,7 @@ from semel.client.producer.deliveries import TableShare
 from semel.client.producer.transaction import PreparedTransaction
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline, timeout_in_ms
-from semel.client.types import GroupMetadata, OffsetAndMetadata, checked_offsets
+from semel.client.types import GroupMetadata, OffsetAndMetadata, checked_offsets, number_of
 
 if TYPE_CHECKING:
     from semel.client.producer.tables import TableEncoder
@@ -92,8 +92,8 @@ class AsyncProducer(ProducerBase):
         count = self._known_count(topic, now_s) or await self._count_partitions(topic, now_s)
         if partition is None:
             partition = self._partition_of(topic, row, size, count)
-        elif not 0 <= partition < count:
-            partition = await self._checked_partition(topic, partition)
+        elif type(partition) is not int or not 0 <= partition < count:
+            partition = await self._checked_partition(topic, partition, count)
         return await self._sender.append(topic, partition, row, size, transaction)
 
     async def send_table(self, topic: str, table: Any) -> AsyncTableDelivery:
@@ -285,14 +285,16 @@ class AsyncProducer(ProducerBase):
             found = await self._cluster.partitions(topic, deadline.remaining_s())
             return self._remember_count(topic, len(found), now_s)
 
-    async def _checked_partition(self, topic: str, partition: int) -> int:
-        """A partition that was not there when the topic was last looked at may be new."""
-        if partition >= 0:
+    async def _checked_partition(self, topic: str, partition: int, count: int) -> int:
+        """As that of `semel.Producer`."""
+        number = number_of(partition)
+        if number >= count:
             self._cluster.metadata.forget(topic)
             self._partition_counts.pop(topic, None)
-            if partition < await self._count_partitions(topic, time.time()):
-                return partition
-        raise unknown_partition(topic, partition, await self._count_partitions(topic, time.time()))
+            count = await self._count_partitions(topic, time.time())
+        if 0 <= number < count:
+            return number
+        raise unknown_partition(topic, partition, count)
 
 
 class AsyncProducerTransaction(TransactionBlock):

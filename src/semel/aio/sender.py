@@ -30,7 +30,6 @@ from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Pending
 from semel.protocol.batch import HEADER_SIZE
-from semel.protocol.errors import EncodeError
 from semel.protocol.messages.records import PRODUCE
 
 if TYPE_CHECKING:
@@ -363,7 +362,7 @@ class AsyncSender(BatchSender[LoopState]):
                     batch.encode(self.settings.compression)
                 else:
                     await self.cluster.guard.loop.run_in_executor(None, batch.encode, self.settings.compression)
-            except EncodeError as error:
+            except Exception as error:  # it fails, and no other one
                 self._encode_failed(batch, error)
             if batch.done:  # failed meanwhile, with its transaction
                 batch.data = None

@@ -281,8 +281,9 @@ def test_what_can_never_be_sent_is_refused_at_once(broker: str, topic: str) -> N
         async with AsyncProducer(bootstrap_servers=broker) as producer:
             with pytest.raises(RecordTooLargeError):
                 await producer.send(topic, b"x" * 2_000_000)
-            with pytest.raises(ConfigError, match="has no partition 7; it has 0 to 0"):
-                await producer.send(topic, b"x", partition=7)
+            for partition in (7, -1, 0.0, "0"):
+                with pytest.raises(ConfigError, match=f"has no partition {partition!r}; it has 0 to 0"):
+                    await producer.send(topic, b"x", partition=partition)  # type: ignore[arg-type]
             with pytest.raises(ConfigError, match="bytes, text or None"):
                 await producer.send(topic, 1)
             with pytest.raises(IllegalStateError, match=r"transactional\.id"):

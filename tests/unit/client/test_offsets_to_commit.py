@@ -1,8 +1,9 @@
-"""Offsets and partitions that a program gives: numbers of any kind, and nothing that a group could not go on from."""
+"""Offsets and partitions that a program gives: numbers of any kind, and nothing that a client could not go on from."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from semel.aio import AsyncProducer
 from semel.client.errors import ConfigError, IllegalStateError
 from semel.client.producer import Producer
 from semel.client.types import OffsetAndMetadata, TopicPartition, checked_offsets, checked_partitions, timestamp_ms
+from semel.local.brokers import SemelBroker
+from tests.support.reading import create_topic
 
 PLACE = TopicPartition("orders", 3)
 NOWHERE = {"bootstrap_servers": "localhost:1", "transactional_id": "billing"}
@@ -47,3 +50,14 @@ def test_numbers_of_columns_name_partitions_and_times() -> None:
     for partition in (-1, "3", 3.0, None):
         with pytest.raises(IllegalStateError, match="partition number from 0 up"):
             checked_partitions([("orders", partition)])  # type: ignore[list-item]
+
+
+def test_what_is_no_partition_fails_no_producer(shared_semel_broker: SemelBroker) -> None:
+    """A float, as a column with gaps has it, reached the sending thread and ended it."""
+    topic = create_topic(shared_semel_broker.bootstrap, "odd-partitions", 2)
+    with Producer(bootstrap_servers=shared_semel_broker.bootstrap) as producer:
+        for partition in (2, -1, 1.0, 0.5, float("nan"), "1", [1]):
+            with pytest.raises(ConfigError, match=re.escape(f"has no partition {partition!r}; it has 0 to 1")):
+                producer.send(topic, b"x", partition=partition)  # type: ignore[arg-type]
+        place = producer.send(topic, b"x", partition=np.int64(1)).result()
+        assert (place.partition, type(place.partition)) == (1, int)

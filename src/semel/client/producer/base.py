@@ -250,7 +250,7 @@ class TransactionBlock:
 
 
 def unknown_partition(topic: str, partition: int, count: int) -> ConfigError:
-    return ConfigError(f"{topic!r} has no partition {partition}; it has 0 to {count - 1}")
+    return ConfigError(f"{topic!r} has no partition {partition!r}; it has 0 to {count - 1}")
 
 
 def _settings(options: Mapping[str, Any] | ProducerSettings | None, keywords: dict[str, Any]) -> ProducerSettings:

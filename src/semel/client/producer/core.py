@@ -35,7 +35,7 @@ from semel.client.producer.batches import Identity, Place, ProducerBatch, Refuse
 from semel.client.producer.identities import WriteIdentity
 from semel.client.producer.transaction import TransactionCore
 from semel.client.settings import ProducerSettings
-from semel.protocol.errors import EncodeError, ErrorCode, Recovery
+from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.records import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -165,7 +165,7 @@ class ProducerCore:
                 for batch in queue.expired(now_s):
                     self._fail(queue, batch, _late(batch, queue.setback, self.settings))
 
-    def encode_failed(self, batch: ProducerBatch, error: EncodeError) -> None:
+    def encode_failed(self, batch: ProducerBatch, error: Exception) -> None:
         failure = FatalError(f"records for {batch.topic}-{batch.partition} cannot be encoded: {error}")
         if not batch.done:
             self._fail(self.accumulator.queues[batch.topic, batch.partition], batch, failure)

@@ -44,7 +44,7 @@ from semel.client.producer.sender import Sender
 from semel.client.producer.transaction import PreparedTransaction
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline, timeout_in_ms
-from semel.client.types import GroupMetadata, OffsetAndMetadata, checked_offsets
+from semel.client.types import GroupMetadata, OffsetAndMetadata, checked_offsets, number_of
 from semel.protocol.partitioning import partition_for_key
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Producer(ProducerBase, Closing):
                 partition = partition_for_key(row[0], count)
             else:
                 partition = self._sticky.partition(topic, count, size)
-        elif not 0 <= partition < count:
+        elif type(partition) is not int or not 0 <= partition < count:
             partition = self._checked_partition(topic, partition, count)
         return self._sender.append(topic, partition, row, size, transaction)
 
@@ -306,12 +306,14 @@ class Producer(ProducerBase, Closing):
         return self._remember_count(topic, len(self._cluster.partitions(topic, self._block_s(None))), now_s)
 
     def _checked_partition(self, topic: str, partition: int, count: int) -> int:
-        """A partition that was not there when the topic was last looked at may be new."""
-        if partition >= 0:
+        """A number of another type, as columns give it, as one of Python's. A partition that was not there when the
+        topic was last looked at may be new."""
+        number = number_of(partition)
+        if number >= count:
             self._cluster.metadata.forget(topic)
             count = self._count_partitions(topic, time.time())
-            if partition < count:
-                return partition
+        if 0 <= number < count:
+            return number
         raise unknown_partition(topic, partition, count)
 
 

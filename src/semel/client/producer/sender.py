@@ -27,7 +27,6 @@ from semel.client.settings import ProducerSettings
 from semel.client.waiting import Waker
 from semel.client.wire import Pending
 from semel.protocol.batch import HEADER_SIZE
-from semel.protocol.errors import EncodeError
 from semel.protocol.messages.records import PRODUCE
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ class Sender(BatchSender[DeliveryCondition]):
         for batch in heads:
             try:
                 batch.encode(self.settings.compression)
-            except EncodeError as error:
+            except Exception as error:  # it fails, and no other one
                 self._encode_failed(batch, error)
         return seen
 

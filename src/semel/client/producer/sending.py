@@ -21,7 +21,7 @@ from semel.client.producer.identities import WriteIdentity
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Pending
-from semel.protocol.errors import DecodeError, EncodeError, ErrorCode, Recovery
+from semel.protocol.errors import DecodeError, ErrorCode, Recovery
 from semel.protocol.messages.records import PRODUCE, PartitionProduceResponse
 
 LANE = "produce"
@@ -216,7 +216,7 @@ class BatchSender(Generic[Changed]):
             self.core.unreachable(queues, error, time.monotonic())
             self._announce()
 
-    def _encode_failed(self, batch: ProducerBatch, error: EncodeError) -> None:
+    def _encode_failed(self, batch: ProducerBatch, error: Exception) -> None:
         with self.changed:
             self.core.encode_failed(batch, error)
             self._announce()

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from semel.client.errors import ConfigError, RecordTooLargeError
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Row
@@ -18,6 +17,7 @@ from semel.client.settings import ProducerSettings
 from semel.protocol.arrow_numbers import binaries, filled, to_arrow, valid
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.columns import ColumnEncoder
+from semel.protocol.columns_encode import milliseconds
 from semel.protocol.partitioning import partitions_for_keys
 
 COLUMNS = ("key", "value", "headers", "timestamp", "partition")
@@ -61,6 +61,8 @@ def checked_table(table: Any) -> pa.Table:
     unknown = [name for name in table.column_names if name not in COLUMNS]
     if unknown:
         raise ConfigError(f"send_table does not know the columns {unknown}; it takes {', '.join(COLUMNS)}")
+    if len(set(table.column_names)) < table.num_columns:
+        raise ConfigError(f"send_table takes each column once, not {', '.join(table.column_names)}")
     if not {"key", "value"} & set(table.column_names):
         raise ConfigError("send_table needs a column 'value' or 'key'")
     for name in ("key", "value"):
@@ -70,6 +72,10 @@ def checked_table(table: Any) -> pa.Table:
             )
     if "partition" in table.column_names and not pa.types.is_integer(table.schema.field("partition").type):
         raise ConfigError(f"column 'partition' has type {table.schema.field('partition').type}; expected an integer")
+    if "timestamp" in table.column_names:
+        kind = table.schema.field("timestamp").type
+        if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_null(kind)):
+            raise ConfigError(f"column 'timestamp' has type {kind}; expected a timestamp or milliseconds as an integer")
     return table
 
 
@@ -158,13 +164,19 @@ class TableEncoder:
                 at = end
 
     def _timestamps(self, column: Any) -> Any:
+        """A column of milliseconds, or one number for all rows. Rows without a time have that of now."""
         if column is None or pa.types.is_null(column.type):
             return self.now_ms
-        if not column.null_count:
-            return column
-        kind = column.type
-        now = pa.scalar(self.now_ms).cast(pa.timestamp("ms")).cast(kind) if pa.types.is_timestamp(kind) else self.now_ms
-        return pc.fill_null(column, now)
+        try:
+            if not column.null_count:
+                return to_arrow(milliseconds(column))
+            stamps = np.full(len(column), self.now_ms, np.int64)
+            stamps[valid(column)] = milliseconds(column.drop_null())
+            return to_arrow(stamps)
+        except pa.ArrowInvalid as error:
+            raise ConfigError(
+                f"column 'timestamp' has a time that is no 64-bit number of milliseconds: {error}"
+            ) from None
 
     def _route(
         self, part: pa.Table, columns: dict[str, Any]

@@ -6,16 +6,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from semel.client.cluster_calls import Leader, Outages
-from semel.client.errors import ConnectionFailedError
+from semel.client.errors import ConnectionFailedError, FatalError
 from semel.client.immediate import run
 from semel.client.metadata import PartitionMetadata
 from semel.client.producer.batches import encode_rows
 from semel.client.producer.core import MOVED
 from semel.client.producer.identities import WriteIdentity
 from semel.client.producer.sender import Sender
+from semel.client.producer.tables import TablePart
 from semel.client.settings import ProducerSettings
 from semel.client.wire import Pending
 from semel.protocol.errors import ErrorCode
@@ -102,3 +104,16 @@ def test_a_stored_batch_is_done_and_gives_its_memory_back(sender: Sender) -> Non
     ((_, batch),) = pending.context
     sender._settle(answered(pending, ErrorCode.NONE))
     assert (batch.done, batch.error, batch.base_offset, sender.used_bytes) == (True, None, 0, 0)
+
+
+def test_a_batch_that_cannot_be_encoded_fails_alone(sender: Sender) -> None:
+    """Whatever goes wrong there: the thread goes on with the others."""
+    odd = TablePart(None, pa.array(["a"]), pa.array([2**64 - 1], pa.uint64()), 1, 100)  # no time
+    bad, _ = sender.append_table("odd", 0, odd, 0)
+    good = sender.append("t", 0, (None, b"v", 1, ()), 100, 0)
+    sender.start_flush()
+    sender._prepare()
+    assert isinstance(bad.error, FatalError)
+    assert "cannot be encoded" in str(bad.error)
+    assert not good.done()
+    assert good._batch.data is not None

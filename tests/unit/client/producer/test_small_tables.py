@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
+from semel.client.errors import ConfigError
 from semel.client.producer.accumulator import Accumulator
 from semel.client.producer.batches import Identity, ProducerBatch, split
 from semel.client.producer.deliveries import DeliveryCondition, TableDelivery, TableShare
@@ -119,3 +122,37 @@ def test_tables_with_headers_or_as_large_as_a_batch_do_not_wait() -> None:
     assert not encoder_of(values("x" * 10_000)).is_small
     headers = pa.array([[("name", b"value")]], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
     assert not encoder_of(values("small").append_column("headers", headers)).is_small
+
+
+MOMENT = datetime(2020, 1, 1, tzinfo=UTC)
+MOMENT_MS = int(MOMENT.timestamp()) * 1000
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Tokyo"])
+def test_times_of_every_unit_are_milliseconds_and_a_row_without_one_has_now(unit: str, zone: str | None) -> None:
+    moment = pa.array([MOMENT, None], pa.timestamp("us", "UTC")).cast(
+        pa.timestamp(unit, zone) if zone else pa.timestamp(unit)
+    )
+    encoder = encoder_of(pa.table({"value": ["a", "b"], "timestamp": moment}))
+    ((_, part, _),) = encoder.parts()
+    assert part.timestamp.to_pylist() == [MOMENT_MS, encoder.now_ms]
+    (batch,) = encoder.batches()
+    assert [record.timestamp for record in decode_batch(batch.data).records] == [MOMENT_MS, encoder.now_ms]
+
+
+@pytest.mark.parametrize("column", [[1.5], ["2020-01-01"], [date(2020, 1, 1)], [[1]]], ids=str)
+def test_a_column_that_holds_no_times_is_refused_to_the_caller(column: list[Any]) -> None:
+    with pytest.raises(ConfigError, match="column 'timestamp' has type"):
+        checked_table(pa.table({"value": ["a"], "timestamp": column}))
+
+
+def test_a_column_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="each column once, not value, value"):
+        checked_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["value", "value"]))
+
+
+@pytest.mark.parametrize("column", [pa.array([2**63], pa.uint64()), pa.array([2**62], pa.timestamp("s"))], ids=str)
+def test_a_time_that_is_too_large_is_refused_to_the_caller(column: pa.Array) -> None:
+    with pytest.raises(ConfigError, match="column 'timestamp' has a time that is no 64-bit number"):
+        list(encoder_of(pa.table({"value": ["a"], "timestamp": column})).parts())
