@@ -176,10 +176,28 @@ def clean(plan: CleaningPlan) -> CleanedLog:
     aborted = sources.aborted()
     keys, mapped_end = _latest_offsets(plan, sources, TransactionTracker(aborted))
     transactions = TransactionTracker(aborted)
-    groups = [
-        _clean_group(plan, group, sources, cache, keys, mapped_end, transactions) for group in _groups(plan, mapped_end)
-    ]
+    try:
+        groups = [
+            _clean_group(plan, group, sources, cache, keys, mapped_end, transactions)
+            for group in _groups(plan, mapped_end)
+        ]
+    except BaseException:
+        discard(plan)  # a disk that they filled has to get its space back
+        raise
     return CleanedLog(groups, mapped_end)
+
+
+def discard(plan: CleaningPlan) -> None:
+    """Removes replacements that are not going to be used, also those of a cleaning that did not end."""
+    for source in plan.sources:
+        _remove_replacement(plan, source)
+
+
+def _remove_replacement(plan: CleaningPlan, source: Source) -> None:
+    for suffix in SEGMENT_FILES:
+        path = os.path.join(plan.folder, file_name(source.base_offset, suffix + CLEANED))
+        if os.path.exists(path):
+            plan.files.remove(path)
 
 
 def _latest_offsets(
@@ -230,9 +248,7 @@ def _clean_group(
     transactions: TransactionTracker,
 ) -> CleanedGroup:
     target = Segment(cache, plan.folder, group[0].base_offset, {}, group[-1].modified_ms, CLEANED)
-    for path in target.paths():  # of a cleaning that did not end
-        if os.path.exists(path):
-            plan.files.remove(path)
+    _remove_replacement(plan, group[0])  # of a cleaning that did not end
     rules = CompactionRules(keys, mapped_end, plan.last_of_producers, plan.now_ms, plan.delete_retention_ms)
     kept = BatchFilter(rules, transactions, target, plan.index_interval_bytes)
     try:
@@ -301,11 +317,12 @@ class Compactor:
         return plans
 
     async def _compact(self, made: CleaningPlan, now_ms: int) -> bool:
-        log = made.log
+        log, loop = made.log, asyncio.get_running_loop()
         try:
-            cleaned = await asyncio.get_running_loop().run_in_executor(self._pool, clean, made)
+            cleaned = await loop.run_in_executor(self._pool, clean, made)
             if log.is_open and swap(log, cleaned, now_ms):
                 return True
+            await loop.run_in_executor(self._pool, discard, made)
             self._left_out[log] = now_ms + 1  # it changed meanwhile: the next round makes a new plan
         except Exception as error:
             self._leave_out(log, now_ms, error)

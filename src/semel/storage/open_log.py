@@ -433,10 +433,20 @@ class OpenLog:
             if self.segments.active.size == 0:
                 count -= 1
             else:
-                self.roll(now_ms)
+                count = self._roll_for_retention(count, now_ms)
         if count:
             self._raise_start(max(self.start_offset, segments[count].base_offset))
             self.drop_segments(segments[:count], now_ms)
+        return count
+
+    def _roll_for_retention(self, count: int, now_ms: int) -> int:
+        """A new segment in place of the last one that goes. On a full disk the others go first, to make the space."""
+        try:
+            self.roll(now_ms)
+        except StorageError:
+            if count == 1:
+                raise
+            return count - 1
         return count
 
     def _raise_start(self, offset: int) -> None:

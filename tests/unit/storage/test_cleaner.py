@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import shutil
@@ -425,6 +426,53 @@ def test_swap_changes_nothing_if_retention_was_faster(folder: Folder) -> None:
     log.apply_retention(START_MS)
     expected = all_records(log)
     assert not swap(log, cleaned, START_MS)
+    assert all_records(log) == expected
+
+
+def cleaned_files(log: PartitionLog) -> list[str]:
+    return [path.name for path in Path(log.folder).iterdir() if path.name.endswith(CLEANED)]
+
+
+def test_replacements_that_are_not_used_are_removed(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be as large as the log, and fill a disk for as long as the broker runs."""
+    log = folder.log(cleanup_policy=frozenset({"compact", "delete"}), segment_bytes=400, retention_ms=-1)
+    for number in range(40):
+        put(log, b"k%d" % (number % 3), b"%d" % number)
+    real_clean, compactor = cleaner_module.clean, Compactor()
+
+    def clean_while_records_are_deleted(made: cleaner_module.CleaningPlan) -> cleaner_module.CleanedLog:
+        cleaned = real_clean(made)
+        assert cleaned_files(log)
+        log.delete_records(20)
+        log.apply_retention(START_MS)
+        return cleaned
+
+    monkeypatch.setattr(cleaner_module, "clean", clean_while_records_are_deleted)
+    assert asyncio.run(compactor.run_once([log], START_MS)) is None
+    compactor.close()
+    assert cleaned_files(log) == []
+    assert log.segments[0].base_offset > 0
+
+
+def test_a_full_disk_is_not_kept_full_by_what_was_compacted(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = folder.log(cleanup_policy=COMPACT, segment_bytes=400)
+    for number in range(100):
+        put(log, b"k%d" % number, b"%d" % number)
+    made = plan(log, START_MS, force=True)
+    assert made is not None
+    left = [3]  # files that can still be synced
+
+    def sync_file(fd: int, path: str) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            assert cleaned_files(log)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(made.files, "sync_file", sync_file, raising=False)
+    expected = all_records(log)
+    with pytest.raises(OSError, match="No space"):
+        clean(made)
+    assert cleaned_files(log) == []
     assert all_records(log) == expected
 
 

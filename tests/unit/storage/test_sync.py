@@ -246,6 +246,22 @@ def test_full_disk_while_rolling_or_aborting_leaves_the_log_as_it_was(slow: Fold
     asyncio.run(scenario())
 
 
+def test_retention_frees_a_full_disk_although_all_records_are_too_old(slow: Folder, disk: FaultyFiles) -> None:
+    """The last segment goes once there is space for a new one, which needs a snapshot."""
+    log = slow.log(segment_bytes=400, retention_ms=1000)
+    for _ in range(4):
+        append(log, values=[b"x" * 200])
+    log.flush()
+    disk.free_bytes = 0
+    assert log.apply_retention(START_MS + 10**9) == 3
+    assert [segment.base_offset for segment in log.segments] == [3]
+    with pytest.raises(StorageError):
+        log.apply_retention(START_MS + 10**9)
+    disk.free_bytes = None
+    assert log.apply_retention(START_MS + 10**9) == 1
+    assert (log.start_offset, log.end_offset) == (4, 4)
+
+
 def test_fsync_os_acknowledges_at_once_and_syncs_finished_segments(tmp_path: Path, disk: FaultyFiles) -> None:
     async def scenario() -> None:
         folder = Folder(tmp_path / "data", fsync="os", files=lambda: disk)
