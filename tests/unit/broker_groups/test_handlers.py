@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.groups import handlers
+from semel.broker.groups import Committer, OffsetToCommit, handlers
 from semel.broker.turns import MANY
 from semel.protocol.api import api_of
 from semel.protocol.errors import ErrorCode as E
@@ -239,6 +239,21 @@ async def test_fetch_in_every_version(world: World, version: int, everything: bo
     )
     parts = [(part.partition_index, part.committed_offset, part.metadata) for part in found[0].partitions]
     assert parts == [(0, 5, "note")] + ([] if everything else [(1, -1, "")])
+
+
+@in_world()
+async def test_topics_may_come_while_all_offsets_of_a_group_are_fetched(world: World) -> None:
+    for name in ("a", "b", "c"):
+        await world.groups.commits.commit("g", Committer(), [OffsetToCommit(name, 0, 1)])
+    broker = SimpleNamespace(groups=world.groups, topics=Topics())
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup("g", topics=None)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("semel.broker.turns.TURN_S", -1.0)  # as if there were very many: others run after each topic
+        fetching = asyncio.ensure_future(handlers.offset_fetch(broker, SimpleNamespace(version=9), request))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await world.groups.commits.commit("g", Committer(), [OffsetToCommit("d", 0, 1)])
+        found = (await fetching).groups[0].topics
+    assert [topic.name for topic in found] == ["a", "b", "c"]
 
 
 @in_world()

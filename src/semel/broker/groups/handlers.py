@@ -170,7 +170,7 @@ def _all_topics(
     broker: BrokerNode, context: RequestContext, group_id: str
 ) -> Iterator[offsets.OffsetFetchRequestTopics]:
     """Everything that a group has offsets for. A response by topic id cannot name topics that are gone."""
-    for name, partitions in broker.groups.commits.all_of(group_id).items():
+    for name, partitions in list(broker.groups.commits.all_of(group_id).items()):  # the caller takes turns
         topic = broker.topics.get(name)
         if not _by_id(context):
             yield offsets.OffsetFetchRequestTopics(name=name, partition_indexes=list(partitions))
