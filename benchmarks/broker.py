@@ -105,7 +105,7 @@ def against_limit(
 
 
 def start_and_idle_memory(report: Report, scale: Scale) -> None:
-    """From the start of the process to the first answer about its metadata, on a folder that was used before."""
+    """From the start of the process to the first response about its metadata, on a folder that was used before."""
     with pair() as nodes:
         memory: dict[str, list[float]] = {name: [] for name in nodes}
         for node in nodes.values():
@@ -194,7 +194,7 @@ def through_clients(
 
 
 def latency(report: Report, scale: Scale) -> None:
-    """From the moment at which a request was due to its answer, at 5,000 requests a second.
+    """From the moment at which a request was due to its response, at 5,000 requests a second.
 
     Many short runs in turns, and the median of their percentiles: one stall of the machine spoils one run only.
     """
@@ -291,7 +291,7 @@ def growth(report: Report, scale: Scale) -> None:
 
 
 def many_topics(report: Report, scale: Scale) -> None:
-    """Start to the first answer with ten partitions in every topic, each with records in it, and what that costs.
+    """Start to the first response with ten partitions in every topic, each with records in it, and what that costs.
 
     A log is read when it is first used: the cost is taken after the start, and when all of them are in use.
     """

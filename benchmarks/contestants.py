@@ -60,7 +60,7 @@ def resident_mb(node: Node) -> float:
 
 
 def start_to_metadata_s(node: Node, timeout_s: float = 120) -> float:
-    """Asks from the first moment on, as an impatient client does, until a broker is named in the answer."""
+    """Asks from the first moment on, as an impatient client does, until a broker is named in the response."""
     with ThreadPoolExecutor(1) as pool:
         started = time.perf_counter()
         starting = pool.submit(node.start, timeout_ms=timeout_s * 1000)

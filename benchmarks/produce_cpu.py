@@ -104,9 +104,9 @@ def _exchange(connection: socket.socket, frames: Sequence[bytes], requests: int)
     for number in range(requests):
         connection.sendall(frames[number % len(frames)])
         size = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
-        answer = connection.recv(size, socket.MSG_WAITALL)
-        error = int.from_bytes(answer[-30 - 4 : -28 - 4], "big")  # base offset, append time, start offset, throttle
-        if len(answer) != size or error:
+        response = connection.recv(size, socket.MSG_WAITALL)
+        error = int.from_bytes(response[-30 - 4 : -28 - 4], "big")  # base offset, append time, start offset, throttle
+        if len(response) != size or error:
             raise RuntimeError(f"the broker refused a request or closed the connection: error {error}")
 
 

@@ -5,8 +5,8 @@ was due, so that a stall is felt by every request that it held up, also by those
 
 closed: every connection keeps a few requests under way. It finds out how much the broker takes.
 
-The frames are built beforehand and the answers are only counted and checked for an error, so that the generator takes a
-small part of one core and is the same burden to every broker.
+Frames are built in advance and responses are only counted and checked for an error, so that the generator takes a small
+part of one core and is the same load on every broker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-VERSION = 8  # of Produce: the last one whose answer has its error code at a fixed place
+VERSION = 8  # of Produce: the last one whose response has its error code at a fixed place
 _SIZE = struct.Struct(">i")
 _ERROR = struct.Struct(">h")
 
@@ -46,7 +46,7 @@ class BrokerRefused(Exception):
 
 
 class Connection:
-    """A socket, the one request that it sends again and again, and when the unanswered ones were due."""
+    """A socket, the one request that it sends again and again, and when the ones without a response were due."""
 
     def __init__(self, load: Load, partition: int) -> None:
         host, _, port = load.bootstrap.rpartition(":")
@@ -62,7 +62,7 @@ class Connection:
         self.socket.sendall(self.frame)
 
     def receive(self) -> int:
-        """Reads what is there; the number of answers in it."""
+        """Reads what is there; the number of responses in it."""
         data = self._rest + self.socket.recv(1 << 16)
         if len(data) == len(self._rest):
             raise BrokerRefused("the broker closed the connection")
@@ -73,7 +73,7 @@ class Connection:
                 break
             (code,) = _ERROR.unpack_from(data, at + self.error_at)
             if code:
-                raise BrokerRefused(f"the broker answered a produce request with error {code}")
+                raise BrokerRefused(f"the broker refused a produce request with error {code}")
             at += 4 + size
             count += 1
         self._rest = data[at:]
@@ -117,7 +117,7 @@ def open_loop(load: Load, rate: float, seconds: float, warmup_s: float = 1.0) ->
         wait_s = max(0.0, started + sent / rate - time.perf_counter()) if sent < total else 10.0
         readable, _, _ = select.select(by_socket, [], [], wait_s)
         if not readable and sent == total:
-            raise BrokerRefused(f"{total - answered} of {total} requests were not answered within 10 s")
+            raise BrokerRefused(f"{total - answered} of {total} requests had no response within 10 s")
         for each in readable:
             connection = by_socket[each]
             count = connection.receive()
@@ -155,7 +155,7 @@ def closed_loop(load: Load, requests: int, in_flight: int = 5) -> float:
     while answered < requests:
         ready = poll.poll(10_000)
         if not ready:
-            raise BrokerRefused(f"{requests - answered} of {requests} requests were not answered within 10 s")
+            raise BrokerRefused(f"{requests - answered} of {requests} requests had no response within 10 s")
         for fd, _ in ready:
             connection = by_fd[fd]
             count = connection.receive()

@@ -27,7 +27,7 @@ _VALUE_BYTES = 100
 
 
 class Ended(NamedTuple):
-    """The answer to EndTxn: who the producer is from now on (TV2)."""
+    """The response to EndTxn: who the producer is from now on (TV2)."""
 
     error: ErrorCode
     producer_id: int
@@ -74,18 +74,18 @@ class TransactionFrames:
         _SEQUENCE.pack_into(self.produce, self._batch_at + _PRODUCER_AT + _OWNER.size, sequence)
         seal_crc(self.produce, self._batch_at)
 
-    # the answers, without their size: correlation id, tags, then as below
+    # the responses, without their size: correlation id, tags, then as below
 
-    def produce_error(self, answer: bytes) -> ErrorCode:
-        return ErrorCode.of(_ERROR.unpack_from(answer, 5 + 1 + self._name_bytes + 1 + 4)[0])
+    def produce_error(self, response: bytes) -> ErrorCode:
+        return ErrorCode.of(_ERROR.unpack_from(response, 5 + 1 + self._name_bytes + 1 + 4)[0])
 
-    def add_error(self, answer: bytes) -> ErrorCode:
-        return ErrorCode.of(_ERROR.unpack_from(answer, 5 + 4 + 1 + self._name_bytes + 1 + 4)[0])
+    def add_error(self, response: bytes) -> ErrorCode:
+        return ErrorCode.of(_ERROR.unpack_from(response, 5 + 4 + 1 + self._name_bytes + 1 + 4)[0])
 
-    def ended(self, answer: bytes) -> Ended:
+    def ended(self, response: bytes) -> Ended:
         if not self.is_v2:
-            return Ended(ErrorCode.of(_ERROR.unpack_from(answer, 9)[0]), -1, -1)
-        code, producer_id, epoch = _ENDED.unpack_from(answer, 9)
+            return Ended(ErrorCode.of(_ERROR.unpack_from(response, 9)[0]), -1, -1)
+        code, producer_id, epoch = _ENDED.unpack_from(response, 9)
         return Ended(ErrorCode.of(code), producer_id, epoch)
 
 

@@ -187,10 +187,10 @@ class _Member:
         request = InitProducerIdRequest(self._id, 60_000)
         while True:
             frame = b"".join(api_of(22).frame_request(request, 5, 1, "crowd"))
-            answer: InitProducerIdResponse = api_of(22).read_response(await self._ask(frame), 5)[1]
-            error = ErrorCode.of(answer.error_code)
+            response: InitProducerIdResponse = api_of(22).read_response(await self._ask(frame), 5)[1]
+            error = ErrorCode.of(response.error_code)
             if error is ErrorCode.NONE:
-                return answer
+                return response
             if error not in RETRIABLE:
                 raise RuntimeError(f"{self._id} was refused: {error.name}")
             await asyncio.sleep(CROWD_BACKOFF_S)

@@ -96,7 +96,7 @@ class RawClient:
         self.close()
 
     def call(self, key: int, version: int, request: Struct) -> Any:
-        """Sends one request and waits for its answer."""
+        """Sends one request and waits for its response."""
         self.send(key, version, request)
         return self.receive(key, version)
 
@@ -110,7 +110,7 @@ class RawClient:
         return api_of(key).read_response(self._read(size), version)[1]
 
     def ask(self, frame: bytes | bytearray) -> bytes:
-        """Sends a frame that is ready and waits for the answer's bytes; mostly they come with its size."""
+        """Sends a frame that is ready and waits for the response's bytes; mostly they come with its size."""
         self._socket.sendall(frame)
         data = self._socket.recv(1 << 16)
         while len(data) < 4 or len(data) - 4 < int.from_bytes(data[:4], "big"):
@@ -140,8 +140,8 @@ class RawClient:
         version: int = 4,
     ) -> Owner:
         request = InitProducerIdRequest(transactional_id, timeout_ms, *(expected if version >= 3 else (-1, -1)))
-        answer = self.call(22, version, request)
-        return Owner(ErrorCode.of(answer.error_code), answer.producer_id, answer.producer_epoch)
+        response = self.call(22, version, request)
+        return Owner(ErrorCode.of(response.error_code), response.producer_id, response.producer_epoch)
 
     def add_partitions(
         self,
@@ -158,18 +158,18 @@ class RawClient:
             v3_and_below_producer_epoch=epoch,
             v3_and_below_topics=topics,
         )
-        answer = self.call(24, version, request)
+        response = self.call(24, version, request)
         return {
             (topic.name, result.partition_index): ErrorCode.of(result.partition_error_code)
-            for topic in answer.results_by_topic_v3_and_below
+            for topic in response.results_by_topic_v3_and_below
             for result in topic.results_by_partition
         }
 
     def add_offsets(
         self, transactional_id: str, producer_id: int, epoch: int, group: str, version: int = 3
     ) -> ErrorCode:
-        answer = self.call(25, version, AddOffsetsToTxnRequest(transactional_id, producer_id, epoch, group))
-        return ErrorCode.of(answer.error_code)
+        response = self.call(25, version, AddOffsetsToTxnRequest(transactional_id, producer_id, epoch, group))
+        return ErrorCode.of(response.error_code)
 
     def commit_offsets(
         self,
@@ -199,19 +199,19 @@ class RawClient:
         request = TxnOffsetCommitRequest(
             transactional_id, group, producer_id, epoch, generation, member_id, instance_id, topics
         )
-        answer = self.call(28, version, request)
+        response = self.call(28, version, request)
         return {
             (topic.name, part.partition_index): ErrorCode.of(part.error_code)
-            for topic in answer.topics
+            for topic in response.topics
             for part in topic.partitions
         }
 
     def end(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool, version: int = 3) -> Owner:
-        """In version 5 the answer says who the producer is from now on; before that it stays who it was."""
-        answer = self.call(26, version, EndTxnRequest(transactional_id, producer_id, epoch, commit))
-        error = ErrorCode.of(answer.error_code)
+        """In version 5 the response says who the producer is from now on; before that it stays who it was."""
+        response = self.call(26, version, EndTxnRequest(transactional_id, producer_id, epoch, commit))
+        error = ErrorCode.of(response.error_code)
         return (
-            Owner(error, answer.producer_id, answer.producer_epoch)
+            Owner(error, response.producer_id, response.producer_epoch)
             if version >= 5
             else Owner(error, producer_id, epoch)
         )
@@ -248,8 +248,8 @@ class RawClient:
         request = ProduceRequest(
             transactional_id, -1, 30_000, [TopicProduceData(name, partition_data=[PartitionProduceData(index, batch)])]
         )
-        answer = self.call(0, version, request).responses[0].partition_responses[0]
-        return Appended(ErrorCode.of(answer.error_code), answer.base_offset)
+        response = self.call(0, version, request).responses[0].partition_responses[0]
+        return Appended(ErrorCode.of(response.error_code), response.base_offset)
 
     def fetch(self, partition: TopicPartition, offset: int = 0, *, committed: bool = True) -> Fetched:
         """Everything that one fetch gives from an offset on, filtered as a consumer does."""
@@ -257,12 +257,12 @@ class RawClient:
         topics = [
             FetchTopic(name, partitions=[FetchPartition(index, fetch_offset=offset, partition_max_bytes=1 << 24)])
         ]
-        answer = self.call(
+        response = self.call(
             1, 12, FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=int(committed), topics=topics)
         )
-        data = answer.responses[0].partitions[0]
+        data = response.responses[0].partitions[0]
         values, controls = _visible(bytes(data.records or b""), data.aborted_transactions or [] if committed else [])
-        error = ErrorCode.of(answer.error_code or data.error_code)
+        error = ErrorCode.of(response.error_code or data.error_code)
         return Fetched(error, values, data.high_watermark, data.last_stable_offset, controls)
 
     def committed(self, group: str, partition: TopicPartition, *, stable: bool = True) -> tuple[ErrorCode, int]:
@@ -280,8 +280,10 @@ class RawClient:
 
     def create_topic(self, name: str, partitions: int = 1, **configs: str) -> None:
         settings = [CreatableTopicConfig(key.replace("_", "."), value) for key, value in configs.items()]
-        answer = self.call(19, 5, CreateTopicsRequest([CreatableTopic(name, partitions, 1, configs=settings)], 30_000))
-        code = ErrorCode.of(answer.topics[0].error_code)
+        response = self.call(
+            19, 5, CreateTopicsRequest([CreatableTopic(name, partitions, 1, configs=settings)], 30_000)
+        )
+        code = ErrorCode.of(response.topics[0].error_code)
         if code is not ErrorCode.NONE:
             raise RuntimeError(f"cannot create topic {name}: {code.name}")
         for index in range(partitions):
@@ -292,7 +294,7 @@ class RawClient:
         return ErrorCode.of(self.call(10, 4, FindCoordinatorRequest("", kind, [key])).coordinators[0].error_code)
 
     def ready(self, transactional_id: str, group: str) -> None:
-        """Returns when both coordinators answer."""
+        """Returns when both coordinators respond."""
         for key, kind in ((group, 0), (transactional_id, 1)):
             eventually(partial(self.find_coordinator, key, kind), done=lambda code: code is ErrorCode.NONE)
         eventually(lambda: self.committed(group, ("none", 0))[0], done=lambda code: code not in NOT_READY)

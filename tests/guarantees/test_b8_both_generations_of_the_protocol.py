@@ -68,7 +68,7 @@ def test_java_client_bumps_its_epoch_with_every_end_and_survives_kill_9(
 
 
 @pytest.mark.parametrize("is_v2", [False, True], ids=["TV1", "TV2"])
-def test_lost_answer_of_an_end_is_found_out_after_a_death(tmp_path: Path, is_v2: bool):
+def test_lost_response_of_an_end_is_found_out_after_a_death(tmp_path: Path, is_v2: bool):
     version = 5 if is_v2 else 3
     with MortalBroker(tmp_path / "broker") as broker:
         create_topic(broker.bootstrap, "t")

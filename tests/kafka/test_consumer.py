@@ -424,7 +424,7 @@ def test_a_silent_broker_costs_only_the_request_timeout(cluster: Cluster, single
         injected.assert_fired()
 
 
-def test_a_lost_answer_to_a_commit_is_asked_for_again(cluster: Cluster, single: str) -> None:
+def test_a_lost_response_to_a_commit_is_asked_for_again(cluster: Cluster, single: str) -> None:
     fill(cluster, single, 5)
     with Proxy(cluster.bootstrap) as proxy:
         injected = proxy.add(Rule(OFFSET_COMMIT, Effect.DROP_RESPONSE))

@@ -334,7 +334,7 @@ def test_a_commit_that_was_never_sent_can_be_aborted(
     assert values(cluster, topic) == [b"next"]
 
 
-def test_fenced_after_a_lost_answer_the_log_says_that_it_was_committed(
+def test_fenced_after_a_lost_response_the_log_says_that_it_was_committed(
     cluster: Cluster, topic: str, make: Callable[..., Producer], proxy: Proxy
 ) -> None:
     producer = make(proxy.bootstrap)

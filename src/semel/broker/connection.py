@@ -496,7 +496,7 @@ class Server:
         self._listener = await self.loop.create_server(lambda: Connection(self), sock=sock)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Takes no more requests, answers those under way, closes."""
+        """Takes no more requests, responds to those under way, closes."""
         self.is_stopping = True
         if self._listener is not None:
             self._listener.close()

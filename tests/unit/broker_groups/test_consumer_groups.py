@@ -295,7 +295,7 @@ async def test_topics_by_expression_are_noticed_when_they_come(world: World) -> 
 
 
 @in_world()
-async def test_epoch_of_a_lost_answer_passes_and_others_are_fenced(world: World) -> None:
+async def test_epoch_of_a_lost_response_passes_and_others_are_fenced(world: World) -> None:
     world.topics.create("t", 1)
     member = await Member(world, "a").join()
     before = member.epoch

@@ -26,7 +26,7 @@ OUTCOMES = {
     "S": Cell(Act.START_GENERATION, COMPLETING),
     "E": Cell(Act.BECOME_EMPTY, EMPTY),
     "w": Cell(Act.WAIT_LONGER),
-    "g": Cell(Act.ANSWER_GENERATION),
+    "g": Cell(Act.SEND_GENERATION),
     "m": Cell(Act.STORE_MEMBER),
     "l": Cell(Act.AWAIT_LEADER),
     "s": Cell(Act.STORE_ASSIGNMENT),

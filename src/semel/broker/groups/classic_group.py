@@ -73,18 +73,18 @@ class Act(Enum):
     """What the coordinator does about it."""
 
     IGNORE = auto()
-    REFUSE = auto()  # answer with the cell's error
+    REFUSE = auto()  # respond with the cell's error
     ACCEPT = auto()  # go on, nothing about the group changes
-    ACCEPT_ALIVE = auto()  # the same, and the member's session starts anew; the cell's error is the answer
+    ACCEPT_ALIVE = auto()  # the same, and the member's session starts anew; the cell's error is the response
     PREPARE = auto()  # begin a rebalance: waiting SyncGroups get an error, the join phase starts
     TRY_COMPLETE = auto()  # end the join phase if all members are here and it is not the initial delay
     COMPLETE_IF_ALL = auto()  # end the join phase if all members are here
-    START_GENERATION = auto()  # answer all JoinGroups, await the SyncGroups
+    START_GENERATION = auto()  # respond to all JoinGroups, await the SyncGroups
     BECOME_EMPTY = auto()  # write a generation without members
     WAIT_LONGER = auto()  # another round of the rebalance timeout
-    ANSWER_GENERATION = auto()  # answer this JoinGroup with the current generation
+    SEND_GENERATION = auto()  # respond to this JoinGroup with the current generation
     STORE_MEMBER = auto()  # write the new member id, then respond: no rebalance
-    AWAIT_LEADER = auto()  # the answer to this SyncGroup comes with the leader's
+    AWAIT_LEADER = auto()  # the response to this SyncGroup comes with the leader's
     STORE_ASSIGNMENT = auto()  # write the assignment
     HAND_OUT = auto()  # respond to all SyncGroups
     ANSWER_ASSIGNMENT = auto()
@@ -118,7 +118,7 @@ _IF_ALL = Cell(Act.COMPLETE_IF_ALL)
 _START = Cell(Act.START_GENERATION, GroupState.COMPLETING)
 _EMPTIED = Cell(Act.BECOME_EMPTY, GroupState.EMPTY)
 _LONGER = Cell(Act.WAIT_LONGER)
-_CURRENT = Cell(Act.ANSWER_GENERATION)
+_CURRENT = Cell(Act.SEND_GENERATION)
 _STORE_ID = Cell(Act.STORE_MEMBER)
 _STORE = Cell(Act.STORE_ASSIGNMENT)
 _AWAIT = Cell(Act.AWAIT_LEADER)
@@ -174,7 +174,7 @@ Protocols = dict[str, bytes]  # protocol name: the member's metadata for it, in 
 
 @dataclass(slots=True, eq=False)
 class ClassicMember:
-    """What a group knows about a member. `joining` and `syncing` are its requests that wait for an answer."""
+    """What a group knows about a member. `joining` and `syncing` are its requests that wait for a response."""
 
     member_id: str
     group_instance_id: str | None
@@ -185,7 +185,7 @@ class ClassicMember:
     protocol_type: str
     protocols: Protocols
     assignment: bytes = b""
-    is_new: bool = False  # never answered yet: does not know its id, so it cannot send heartbeats
+    is_new: bool = False  # has had no response yet: does not know its id, so it cannot send heartbeats
     joining: asyncio.Future[JoinGroupResponse] | None = None
     syncing: asyncio.Future[SyncGroupResponse] | None = None
     session: Alarm | None = field(default=None, repr=False)
@@ -206,13 +206,13 @@ class ClassicMember:
     def vote(self, candidates: set[str]) -> str:
         return next(name for name in self.protocols if name in candidates)
 
-    def answer_join(self, response: JoinGroupResponse) -> bool:
+    def respond_to_join(self, response: JoinGroupResponse) -> bool:
         waiting, self.joining = self.joining, None
         if waiting is not None and not waiting.done():
             waiting.set_result(response)
         return waiting is not None
 
-    def answer_sync(self, response: SyncGroupResponse) -> bool:
+    def respond_to_sync(self, response: SyncGroupResponse) -> bool:
         waiting, self.syncing = self.syncing, None
         if waiting is not None and not waiting.done():
             waiting.set_result(response)
@@ -232,7 +232,7 @@ class GroupError(Exception):
 
 
 class Group:
-    """State of one group. Methods keep the members, votes and leader consistent; they never answer anybody."""
+    """State of one group. Methods keep the members, votes and leader consistent; they never send a response."""
 
     def __init__(self, group_id: str, now_ms: int, state: GroupState = GroupState.EMPTY) -> None:
         self.group_id = group_id
@@ -255,7 +255,7 @@ class Group:
 
     # -- the table -----------------------------------------------------------------------------------------------------
     def decide(self, event: GroupEvent) -> Cell:
-        """What the event means now. Raises the cell's error where the answer is a refusal."""
+        """What the event means now. Raises the cell's error where the response is a refusal."""
         cell = decide(self.state, event)
         if cell.act is Act.REFUSE:
             raise GroupError(cell.error, f"group {self.group_id} is {self.state.value}: {event.name} refused")

@@ -94,11 +94,11 @@ async def offset_commit(
         topic = _topic_of(broker, context, requested)
         names.append("" if topic is None else topic.name)
         missing = ErrorCode.UNKNOWN_TOPIC_ID if _by_id(context) and topic is None else _NO_PARTITION
-        answer = offsets.OffsetCommitResponseTopic(requested.name, requested.topic_id)
-        response.topics.append(answer)
+        result = offsets.OffsetCommitResponseTopic(requested.name, requested.topic_id)
+        response.topics.append(result)
         for part in requested.partitions:
             exists = topic is not None and 0 <= part.partition_index < len(topic.partitions)
-            answer.partitions.append(offsets.PartitionErrorCode(part.partition_index, _OPEN if exists else missing))
+            result.partitions.append(offsets.PartitionErrorCode(part.partition_index, _OPEN if exists else missing))
             if topic is not None and exists:
                 is_any_known = True
                 if not _too_long(part.committed_metadata, limit):
@@ -113,8 +113,8 @@ async def offset_commit(
             retention_ms=request.retention_time_ms,
         )
         stored = set(list(commits)[: outcome.stored]) if outcome.code else set()
-        for name, requested, answer in zip(names, request.topics, response.topics, strict=True):
-            for part, slot in zip(requested.partitions, answer.partitions, strict=True):
+        for name, requested, result in zip(names, request.topics, response.topics, strict=True):
+            for part, slot in zip(requested.partitions, result.partitions, strict=True):
                 if slot.error_code == _OPEN:
                     code = ErrorCode.NONE if (name, part.partition_index) in stored else outcome.code
                     too_long = code is ErrorCode.NONE and _too_long(part.committed_metadata, limit)
@@ -346,17 +346,17 @@ async def consumer_group_heartbeat(
         return messages.ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     try:
         check_request(request, context.version, consumers.planner.assignors)
-        answer = await consumers.heartbeat(Beat(request, context.client_id or "", context.client_host))
+        outcome = await consumers.heartbeat(Beat(request, context.client_id or "", context.client_host))
     except GroupError as error:
         return messages.ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error))
     timing = consumers.timing_of(request.group_id)
     response = messages.ConsumerGroupHeartbeatResponse(
-        member_id=answer.member_id,
-        member_epoch=answer.epoch,
+        member_id=outcome.member_id,
+        member_epoch=outcome.epoch,
         heartbeat_interval_ms=timing.heartbeat_interval_ms if request.member_epoch >= 0 else 0,
     )
-    if answer.assigned is not None:
-        topics = [messages.TopicPartitions(*entry) for entry in by_topic(answer.assigned).items()]
+    if outcome.assigned is not None:
+        topics = [messages.TopicPartitions(*entry) for entry in by_topic(outcome.assigned).items()]
         response.assignment = messages.Assignment(topics)
     return response
 

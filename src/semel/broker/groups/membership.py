@@ -270,7 +270,7 @@ class ClassicMembership:
         group.check_member(member_id, instance_id)
         member = group.members[member_id]
         cell = group.decide(_join_event(group, member, joiner.protocols))
-        if cell.act is Act.ANSWER_GENERATION:
+        if cell.act is Act.SEND_GENERATION:
             return current_generation(group, member_id)
         group.update(member, joiner.protocols, joiner.rebalance_timeout_ms, joiner.request.session_timeout_ms)
         response = _await_join(member)
@@ -300,8 +300,8 @@ class ClassicMembership:
     def _replace(self, group: Group, member: ClassicMember, new_id: str, joiner: Joiner) -> JoinAnswer:
         """A static member came back. Its old process, if it still runs, is fenced at once."""
         old_id, old_leader = member.member_id, group.leader
-        member.answer_join(join_error(ErrorCode.FENCED_INSTANCE_ID, old_id))
-        member.answer_sync(sync_error(ErrorCode.FENCED_INSTANCE_ID))
+        member.respond_to_join(join_error(ErrorCode.FENCED_INSTANCE_ID, old_id))
+        member.respond_to_sync(sync_error(ErrorCode.FENCED_INSTANCE_ID))
         before = (member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms)
         group.rename(member, new_id)
         group.update(member, joiner.protocols, joiner.rebalance_timeout_ms, joiner.request.session_timeout_ms)
@@ -317,10 +317,10 @@ class ClassicMembership:
         def stored() -> None:  # if a rebalance began meanwhile, the response comes with its generation
             if member.joining is response and group.state is GroupState.STABLE:
                 may_skip = joiner.version >= SKIP_ASSIGNMENT_FROM
-                member.answer_join(same_generation(group, new_id, old_leader, may_skip=may_skip))
+                member.respond_to_join(same_generation(group, new_id, old_leader, may_skip=may_skip))
 
         def failed(code: ErrorCode) -> None:
-            member.answer_join(join_error(code, NO_MEMBER_ID))
+            member.respond_to_join(join_error(code, NO_MEMBER_ID))
             if group.members.get(new_id) is member:
                 group.update(member, *before)
                 group.rename(member, old_id)
@@ -355,7 +355,7 @@ class ClassicMembership:
         self._rebalance.synced(group, member)
         if cell.act is Act.ANSWER_ASSIGNMENT:
             return assignment_of(group, member)
-        member.answer_sync(sync_error(ErrorCode.REBALANCE_IN_PROGRESS))  # a request that this one repeats
+        member.respond_to_sync(sync_error(ErrorCode.REBALANCE_IN_PROGRESS))  # a request that this one repeats
         member.syncing = response = asyncio.get_running_loop().create_future()
         if cell.act is Act.STORE_ASSIGNMENT:
             given = {entry.member_id: bytes(entry.assignment) for entry in request.assignments}
@@ -433,7 +433,7 @@ def _join_event(group: Group, member: ClassicMember, protocols: Protocols) -> Gr
 
 def _await_join(member: ClassicMember) -> asyncio.Future[JoinGroupResponse]:
     """The future response to a member's JoinGroup. A request that this one repeats gets REBALANCE_IN_PROGRESS."""
-    member.answer_join(join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+    member.respond_to_join(join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
     member.joining = asyncio.get_running_loop().create_future()
     return member.joining
 

@@ -2,7 +2,7 @@
 
 A classic group of consumers becomes a consumer group when the first member of that protocol joins. Its classic members
 stay, and the broker assigns their partitions too. When the last member of the consumer protocol has left, what remains
-is a classic group again, whose members join anew. Pure: nothing is written or answered here.
+is a classic group again, whose members join anew. Pure: nothing is written or sent here.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class Rebalance:
         group.enter(GroupState.COMPLETING, self._core.clock.now_ms())
         logger.info("group %s: generation %d with %d members", group.group_id, group.generation, len(group.members))
         for member in group.members.values():
-            member.answer_join(current_generation(group, member.member_id))
+            member.respond_to_join(current_generation(group, member.member_id))
             self.alive(member)
             member.is_new = False
             group.not_synced.add(member.member_id)
@@ -196,13 +196,13 @@ class Rebalance:
 
     def _hand_out(self, group: Group) -> None:
         for member in group.members.values():
-            if member.answer_sync(assignment_of(group, member)):
+            if member.respond_to_sync(assignment_of(group, member)):
                 self.alive(member)
 
     def _withdraw_assignment(self, group: Group, code: ErrorCode) -> None:
         for member in group.members.values():
             member.assignment = b""
-            if member.answer_sync(sync_error(code)):
+            if member.respond_to_sync(sync_error(code)):
                 self.alive(member)
 
     def synced(self, group: Group, member: ClassicMember) -> None:
@@ -256,8 +256,8 @@ class Rebalance:
         if member is None:
             return
         cancel_all(member.session)
-        member.answer_join(join_error(ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
-        member.answer_sync(sync_error(ErrorCode.UNKNOWN_MEMBER_ID))
+        member.respond_to_join(join_error(ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
+        member.respond_to_sync(sync_error(ErrorCode.UNKNOWN_MEMBER_ID))
 
     def discard(self, group: Group) -> None:
         """A new group could not be stored: its members start over."""
@@ -273,8 +273,8 @@ class Rebalance:
         """A consumer group took its place: requests that wait are to be sent again, to that one."""
         for member in group.members.values():
             cancel_all(member.session)
-            member.answer_join(join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
-            member.answer_sync(sync_error(ErrorCode.REBALANCE_IN_PROGRESS))
+            member.respond_to_join(join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+            member.respond_to_sync(sync_error(ErrorCode.REBALANCE_IN_PROGRESS))
         for member_id in list(group.pending):
             group.forget_pending(member_id)
         cancel_all(group.join_alarm, group.sync_alarm)
@@ -316,5 +316,5 @@ class Rebalance:
             cancel_all(group.join_alarm, group.sync_alarm, *group.pending.values())
             for member in group.members.values():
                 cancel_all(member.session)
-                member.answer_join(join_error(ErrorCode.NOT_COORDINATOR, member.member_id))
-                member.answer_sync(sync_error(ErrorCode.NOT_COORDINATOR))
+                member.respond_to_join(join_error(ErrorCode.NOT_COORDINATOR, member.member_id))
+                member.respond_to_sync(sync_error(ErrorCode.NOT_COORDINATOR))

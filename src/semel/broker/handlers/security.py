@@ -16,7 +16,7 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import security as messages
 from semel.protocol.schema import Struct
 
-# --- SASL (17, 36), ACLs (29-31), delegation tokens (38-41): answered as a Kafka node without security does ---
+# --- SASL (17, 36), ACLs (29-31), delegation tokens (38-41): as on a Kafka node without security ---
 _FIRST_WITH_REQUESTER = 3
 _NO_AUTHORIZER = "No Authorizer is configured"
 _ALREADY_IN = "SaslAuthenticate request received after successful authentication"
@@ -95,8 +95,8 @@ async def describe_user_scram_credentials(
     return messages.DescribeUserScramCredentialsResponse(results=results)
 
 
-def _describe(broker: BrokerNode, name: str, asked_twice: bool) -> messages.DescribeUserScramCredentialsResult:
-    if asked_twice:
+def _describe(broker: BrokerNode, name: str, is_double: bool) -> messages.DescribeUserScramCredentialsResult:
+    if is_double:
         message = f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
         return messages.DescribeUserScramCredentialsResult(name, ErrorCode.DUPLICATE_RESOURCE, message)
     credentials = broker.store.get(_KEY + name)

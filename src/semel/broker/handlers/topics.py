@@ -17,10 +17,10 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import topics as messages
 from semel.protocol.schema import NO_UUID
 
-# --- Replicas and their folders. There is one broker with one folder, so there is one right answer ---
+# --- Replicas and their folders. There is one broker with one folder, so there is one right list ---
 
 
-# --- Replica assignments that clients name by hand. There is one broker, so there is one right answer ---
+# --- Replica assignments that clients name by hand. There is one broker, so there is one right list ---
 def check_assignment(broker: BrokerNode, replicas: list[int]) -> None:
     """Raises TopicError unless a partition can live on these brokers."""
     problem = None

@@ -1,4 +1,4 @@
-"""The APIs of the transaction coordinator, one small function each: read the request, ask, translate the answer."""
+"""The APIs of the transaction coordinator, one small function each: from a request to the coordinator, and back."""
 
 from __future__ import annotations
 

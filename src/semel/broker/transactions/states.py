@@ -1,4 +1,4 @@
-"""The life of a transactional id as one table: (state, event) with guards -> answer, next state, change.
+"""The life of a transactional id as one table: (state, event) with guards -> response, next state, change.
 
 Pure: no I/O, no clock. Everything that decides about a transaction lives here. `decide` finds the cell, `coordinator`
 writes what it says. `python -m semel.broker.transactions.states` draws the table.
@@ -306,7 +306,7 @@ def forget(txn: Transaction, fields: EventFields, to: TxnState) -> Transaction:
 
 # --- the table --------------------------------------------------------------------------------------------------------
 class TxnRule(NamedTuple):
-    """If the guard holds: this answer, and this transition (`to` is None: nothing changes, nothing is written)."""
+    """If the guard holds: this response, and this transition (`to` is None: nothing changes, nothing is written)."""
 
     when: Guard
     error: ErrorCode = ErrorCode.NONE
@@ -418,7 +418,7 @@ CELLS: dict[tuple[TxnState, TransactionEvent], tuple[TxnRule, ...]] = {
 
 
 class TxnDecision(NamedTuple):
-    """The answer, and the value to write and replay before it is given (None: nothing changes)."""
+    """The response, and the value to write and replay before it is sent (None: nothing changes)."""
 
     error: ErrorCode
     to: Transaction | None = None

@@ -81,17 +81,17 @@ class ConsumerGroups:
             draft = self._find_or_draft(beat)
             before = draft.group
             if request.member_epoch < 0:
-                answer = self.planner.leave(draft, request)
+                response = self.planner.leave(draft, request)
             else:
-                answer = self.planner.follow(draft, beat)
-                cancel_all(self._joins.pop((request.group_id, answer.member_id), None))
+                response = self.planner.follow(draft, beat)
+                cancel_all(self._joins.pop((request.group_id, response.member_id), None))
             if not draft.changes:
-                self.watch(draft.group, answer.member_id)
+                self.watch(draft.group, response.member_id)
             elif request.member_epoch < 0:
                 await self._store_without(before, draft)
             else:
                 await self._store(draft)
-            return answer
+            return response
 
     async def remove(self, group_id: str, member_ids: Iterable[str], reason: str) -> None:
         """Takes members out: they timed out, or an operator said so."""

@@ -288,8 +288,8 @@ def check_epoch(current: Current, beat: Beat) -> None:
     epoch, owned = beat.request.member_epoch, beat.owned
     if epoch == current.epoch or epoch == JOINS:
         return
-    lost_answer = epoch == current.previous_epoch and owned is not None and owned <= current.assigned
-    if epoch > current.epoch or not lost_answer:
+    lost_response = epoch == current.previous_epoch and owned is not None and owned <= current.assigned
+    if epoch > current.epoch or not lost_response:
         compared = "greater" if epoch > current.epoch else "smaller"
         raise GroupError(
             ErrorCode.FENCED_MEMBER_EPOCH,
