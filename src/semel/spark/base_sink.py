@@ -147,6 +147,16 @@ def refuse_connect() -> None:
         raise SinkError(NOT_ON_CONNECT)
 
 
+def refuse_others(given: Any) -> None:
+    """What a sink was called with, and is no DataFrame of Spark: one of pandas, say."""
+    for frame in given if isinstance(given, (list, tuple)) else [given]:
+        if not hasattr(frame, "sparkSession"):
+            raise SinkError(
+                f"the sink was called with a {type(frame).__module__}.{type(frame).__qualname__}, expected a DataFrame "
+                "of Spark and the batch's number; make one of it, such as spark.createDataFrame(frame)"
+            )
+
+
 def shortened(message: str) -> str:
     """Without the JVM's stack, and not too long: Spark searches the text of an error with a regular expression that
     overflows its stack on a long one, and then the query ends without an error at all."""
@@ -223,6 +233,7 @@ class BaseSink(ABC):
                 f"it once per batch. {ONE_CALL}"
             )
         try:
+            refuse_others(df)
             frame = self._one_frame(df)
             run = self._same_run(frame.sparkSession)
             self._refuse_second_call(batch_id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 REASON_CHARS = 1_000
@@ -71,7 +71,17 @@ def reason_first() -> Iterator[None]:
         yield
     except Exception as error:
         put_first(error, reason_in(str(error)))
+        _keep_causes(error)
         raise
+
+
+def _keep_causes(error: BaseException) -> None:
+    """Where PySpark simplifies tracebacks, as it does by default, it sets the cause of an error to None before it shows
+    it. Here that has no effect: the error becomes one of a class of the same name, whose cause cannot be set."""
+    kind, cause = type(error), error.__cause__
+    fixed = {"__cause__": property(lambda _: cause, lambda _, __: None), "__module__": kind.__module__}
+    with suppress(TypeError):  # Python's own errors keep their class
+        error.__class__ = type(kind.__name__, (kind,), fixed)
 
 
 def put_first(error: BaseException, sentence: str) -> None:

@@ -53,6 +53,7 @@ from semel.spark.options import (
     HEADERS,
     JSON,
     LATEST,
+    TYPES,
     OptionError,
     SourceOptions,
     checked_columns,
@@ -225,11 +226,27 @@ class SemelDataSource(DataSource):
     def name(cls) -> str:
         return "semel"
 
+    @reason_first()
     def schema(self) -> str:
         if str(self.options.get("emit", "rows")).lower() == "ranges":
             return RANGE_COLUMNS
         return schema_of(checked_columns(self.options), json_schema(self.options))
 
+    def _check_schema(self, given: StructType | None) -> None:
+        """A source may be given a schema in place of its own, and then fails in its first task."""
+        if given is None or str(self.options.get("emit", "rows")).lower() == "ranges":
+            return
+        names = checked_columns(self.options)
+        wanted = [(name, "".join(TYPES.get(name, "").lower().split())) for name in names]
+        found = [(f.name, f.dataType.simpleString() if f.name in TYPES else "") for f in given.fields]
+        if found != wanted:
+            raise OptionError(
+                f"the source was given a schema, {given.simpleString()}, but its columns are {', '.join(names)}. Leave "
+                "schema(...) out: read JSON with the option jsonSchema (or from_json), others with a cast, and leave "
+                "columns out with the option columns"
+            )
+
+    @reason_first()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from semel.spark.batch_writer import BatchWriter
 
@@ -237,16 +254,20 @@ class SemelDataSource(DataSource):
             raise OptionError("a topic cannot be overwritten; use mode('append')")
         return BatchWriter(dict(self.options), schema)
 
+    @reason_first()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from semel.spark.stream_writer import StreamWriter
 
         return StreamWriter(dict(self.options), schema)  # overwrite: outputMode complete, the whole result each time
 
+    @reason_first()
     def reader(self, schema: StructType) -> DataSourceReader:
+        self._check_schema(schema)
         return BatchReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         try:
+            self._check_schema(schema)
             return (StreamReader if HAS_ADMISSION_CONTROL else StreamReader41)(dict(self.options), schema)
         except OptionError as error:
             return RefusedReader(error)

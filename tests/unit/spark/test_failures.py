@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import traceback
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import MagicMock, patch
 
 import pytest
+from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.util import handle_worker_exception
 
 from semel.client.cluster import Cluster
 from semel.client.errors import ConnectionFailedError, TimedOutError
@@ -46,6 +51,30 @@ def fails(chained: bool) -> None:
         if chained:
             raise OptionError(SENTENCE) from error
         raise OptionError(SENTENCE) from None
+
+
+def simplified(call: Callable[[], None]) -> list[str]:
+    """The same with spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled, which is true by default."""
+    sent = io.BytesIO()
+    with patch.dict(os.environ, SPARK_SIMPLIFIED_TRACEBACK="1"):
+        try:
+            call()
+        except Exception as error:
+            handle_worker_exception(error, sent)
+    return sent.getvalue()[8:].decode().strip().splitlines()
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_a_simplified_traceback_begins_and_ends_with_the_reason(chained: bool) -> None:
+    assert simplified(lambda: fails(chained))[0].startswith("Traceback")
+    lines = simplified(lambda: reason_first()(fails)(chained))
+    assert lines[0] == f"Reason: {SENTENCE}"
+    assert lines[-1] == f"semel.spark.options.OptionError: {SENTENCE}"
+    assert any("deep down" in line for line in lines) == chained
+
+
+def test_an_error_of_python_is_shown_with_a_simplified_traceback_all_the_same() -> None:
+    assert simplified(lambda: reason_first()(int)("x"))[-1].startswith("ValueError: ")
 
 
 @pytest.mark.parametrize("chained", [True, False])
@@ -195,6 +224,41 @@ def test_a_wrong_option_is_the_reason_and_not_what_comes_of_it() -> None:
     with pytest.raises(OptionError, match="did you mean subscribe"):
         reader.partitions({}, {})
     reader.stop()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("key", StringType()), ("value", BinaryType())],
+        [("id", LongType())],
+        [("value", BinaryType()), ("key", BinaryType())],
+    ],
+)
+def test_a_schema_that_the_source_does_not_have_is_refused_before_a_task_runs(fields: list[Any]) -> None:
+    given = StructType([StructField(*field) for field in fields])
+    source = SemelDataSource({"kafka.bootstrap.servers": "h:1", "subscribe": "t", "columns": "key,value"})
+    with pytest.raises(OptionError, match=r"given a schema, struct<.*but its columns are key, value\. Leave schema"):
+        source.reader(given)
+    with pytest.raises(OptionError, match="given a schema"):
+        source.streamReader(given).initialOffset()
+
+
+def test_the_schemas_that_spark_gives_back_are_the_sources_own() -> None:
+    headers = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+    fields = {"key": BinaryType(), "headers": headers, "timestamp": TimestampType(), "json": StructType([])}
+    given = StructType([StructField(*field) for field in fields.items()])
+    options = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "columns": "key,headers,timestamp,json"}
+    assert isinstance(SemelDataSource({**options, "jsonSchema": "id long"}).reader(given), BatchReader)
+
+
+class DataFrame:
+    """As that of pandas."""
+
+
+@pytest.mark.parametrize("given", [DataFrame(), [Frame(), DataFrame()], 7])
+def test_a_sink_that_is_called_with_no_dataframe_of_spark_says_what_it_expects(given: Any) -> None:
+    with pytest.raises(SinkError, match=r"the sink was called with a \S+, expected a DataFrame of Spark"):
+        Failing(AssertionError())(given, 0)
 
 
 # --- failures that tasks report ---
