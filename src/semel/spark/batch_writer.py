@@ -25,7 +25,7 @@ from semel.spark.encoding import Targets
 from semel.spark.failures import condition_of, reason_first
 from semel.spark.ledger import JOB_PREFIX, UNNAMED_JOB, LedgerEntry, MicroBatch
 from semel.spark.ledger_topic import all_entries, wait_for_markers
-from semel.spark.sink_options import HASH_OF_KEY, MURMUR2, SPREAD, check_schema, writer_options
+from semel.spark.sink_options import HASH_OF_KEY, MURMUR2, SPREAD, check_schema, topic_names, writer_options
 from semel.spark.transaction import BatchTransaction
 from semel.spark.writing import Report, write_rows
 
@@ -127,7 +127,7 @@ def route(
     """
     settings = ClientSettings.of({"bootstrap.servers": brokers, "allow.auto.create.topics": False, **(client or {})})
     with Cluster(settings) as cluster:
-        targets = Targets.of(cluster, [topic, *([topics] if isinstance(topics, str) else topics)])
+        targets = Targets.of(cluster, [topic, *topic_names(topics)])
     counts = {target.name: target.partitions for target in targets.topics}
     columns = _columns(df, is_mixed=len(counts) > 1)
     by_key = partitioner != SPREAD and "key" in columns
@@ -167,11 +167,17 @@ def _count_by_topic(counts: Mapping[str, int], default: str) -> Any:
 def _hash_of_key(partitioner: str) -> Any:
     """A number for each key, null without one."""
     from pyspark.sql import functions as f
-    from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
-    if partitioner != MURMUR2:
-        return f.expr(HASH_OF_KEY)
-    return arrow_udf(_positive_murmur2, LongType(), ArrowUDFType.SCALAR)("key")
+    return murmur2_udf()("key") if partitioner == MURMUR2 else f.expr(HASH_OF_KEY)
+
+
+def murmur2_udf() -> Any:
+    import pyarrow as pa
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    # PySpark reads the kind of function from these, and warns where it is given in another way.
+    _positive_murmur2.__annotations__ = dict.fromkeys(("keys", "return"), pa.Array)
+    return arrow_udf(_positive_murmur2, LongType())  # type: ignore[call-overload]
 
 
 def _positive_murmur2(keys: Any) -> Any:

@@ -95,25 +95,45 @@ class LedgerEntry(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
 
+class Versioned(msgspec.Struct, frozen=True):
+    """What entries of every format have, and others hardly all of."""
+
+    format: int
+    sequence: int
+    query_id: str
+
+
 _decode_entry = msgspec.json.Decoder(LedgerEntry).decode
+_decode_format = msgspec.json.Decoder(Versioned).decode
+NO_ENTRY = (msgspec.MsgspecError, ValueError, RecursionError)  # anything may have been written to a topic
 
 
 class LedgerError(RuntimeError):
     """An entry that this version cannot read."""
 
 
+class NoEntryError(LedgerError):
+    """A record in a ledger that no version of semel has written."""
+
+
 class LostLedgerError(LedgerError):
     """A ledger that cannot be trusted to hold what was written: going on could write everything again."""
 
 
-def decode(value: bytes) -> LedgerEntry:
-    entry = _decode_entry(value)
-    if entry.format != FORMAT:
-        raise LedgerError(
-            f"the ledger has an entry of format {entry.format}, this version of semel reads {FORMAT}; use the "
-            "version that wrote it, or a newer one"
-        )
-    return entry
+def decode(value: bytes, place: str = "the ledger") -> LedgerEntry:
+    try:
+        found = _decode_format(value).format
+        if found != FORMAT:
+            raise LedgerError(
+                f"{place} has an entry of format {found}, this version of semel reads {FORMAT}; use the version that "
+                "wrote it, or a newer one"
+            )
+        return _decode_entry(value)
+    except NO_ENTRY as error:
+        raise NoEntryError(
+            f"{place} has a record that is no entry of a ledger ({error}), so another program writes to that topic. "
+            "Nothing was written. Stop that program, and choose another application id or restore the ledger topic"
+        ) from error
 
 
 class Verdict(Enum):

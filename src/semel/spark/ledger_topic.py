@@ -13,8 +13,6 @@ import logging
 import time
 from collections.abc import Iterable
 
-import msgspec
-
 from semel.client.cluster import Cluster
 from semel.client.cluster_calls import AnyNode, Controller
 from semel.client.errors import KafkaError, error_of
@@ -23,7 +21,7 @@ from semel.client.metadata import TopicMetadata
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages import configs as config_messages
 from semel.protocol.messages import topics as topic_messages
-from semel.spark.ledger import SUFFIX, LedgerEntry, LedgerError, LostLedgerError, decode, topic_of
+from semel.spark.ledger import SUFFIX, LedgerEntry, LedgerError, LostLedgerError, NoEntryError, decode, topic_of
 from semel.spark.offsets import Offsets, Range, to_json
 from semel.spark.owners import COMMITTED, transaction_of
 from semel.spark.reading import RangeReader
@@ -248,7 +246,10 @@ def entries(cluster: Cluster, name: str, start: int, end: int) -> list[LedgerEnt
     """Committed entries in a range of offsets, in order. All or an error: a batch's fate depends on them."""
     reader = RangeReader(cluster, Range(name, 0, start, end), read_committed=True, fail_on_data_loss=True)
     return [
-        decode(value) for table in reader.tables(headers=False) for value in table.column("value").to_pylist() if value
+        decode(row["value"], f"topic {name!r}, offset {row['offset']},")
+        for table in reader.tables(headers=False)
+        for row in table.select(["offset", "value"]).to_pylist()
+        if row["value"]
     ]
 
 
@@ -296,8 +297,8 @@ def is_entry(value: bytes | None) -> bool:
     """Whether a record is one of a ledger, of this version of semel or another."""
     try:
         decode(value or b"")
-    except LedgerError:
-        return True
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # anything may be in a topic of the user's
+    except NoEntryError:
         return False
+    except LedgerError:
+        pass
     return True

@@ -206,7 +206,9 @@ class SourceOptions:
         given = {str(name).lower(): str(value) for name, value in raw.items()}
         _refuse_unknown(given)
         starting, ending = _bound(given, "starting", LATEST if streaming else EARLIEST), _bound(given, "ending", LATEST)
-        if not streaming:
+        if streaming:
+            _refuse_ends(given)
+        else:
             _refuse_empty_reads(starting, ending)
         emit_ranges = _choice(given, "emit", ("rows", "ranges"), "rows") == "ranges"
         if emit_ranges and json_schema(given) is not None:
@@ -370,6 +372,16 @@ def _refuse_empty_reads(starting: Bound, ending: Bound) -> None:
         raise OptionError("endingOffsets has -2 (earliest) for a partition; use -1 (latest) or an offset")
 
 
+def _refuse_ends(given: Mapping[str, str]) -> None:
+    """As Spark's own source: a stream would read on behind them."""
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+        if name.lower() in given:
+            raise OptionError(
+                f"option {name} is for batch queries, and this is a stream; leave it out (trigger(availableNow=True) "
+                "reads what is there and ends), or use spark.read"
+            )
+
+
 def _values(places: Offsets) -> set[int]:
     return {value for parts in places.values() for value in parts.values()}
 
@@ -418,12 +430,14 @@ def _isolation(given: Mapping[str, str]) -> str:
     return value
 
 
-_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+# As Spark reads durations, but for microseconds.
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def _duration_ms(text: str) -> int:
-    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
-    unit = text[len(digits) :].strip() or "ms"
+    found = text.strip().lower()
+    digits = found.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = found[len(digits) :].strip() or "ms"
     if not digits.isdecimal() or unit not in _UNITS_MS:
-        raise OptionError(f"option maxTriggerDelay is {text!r}; expected a number and ms, s, m, h or d")
+        raise OptionError(f"option maxTriggerDelay is {text!r}; expected a number and {', '.join(_UNITS_MS)}")
     return int(digits) * _UNITS_MS[unit]

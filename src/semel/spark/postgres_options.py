@@ -11,7 +11,15 @@ from semel.sinks.postgres.database import Database
 from semel.sinks.postgres.moving import DELETE, INSERT, MODES, UPSERT
 from semel.spark.ledger import MicroBatch
 from semel.spark.options import OptionError
-from semel.spark.sink_options import MURMUR2, Precautions, SinkOptions, check_application_id, check_kinds, choice
+from semel.spark.sink_options import (
+    MURMUR2,
+    Precautions,
+    SinkOptions,
+    check_application_id,
+    check_kinds,
+    choice,
+    topic_names,
+)
 
 STOP, DEAD_LETTER = "stop", "dead_letter"
 
@@ -50,7 +58,7 @@ class SinkTopics:
         if not callable(records) or not callable(rows):
             raise OptionError("records and rows are functions of the batch's DataFrame, such as lambda df: df.select()")
         self.brokers, self.records, self.rows = brokers, records, rows
-        self.topic, self.topics = topic, (topics,) if isinstance(topics, str) else tuple(topics)
+        self.topic, self.topics = topic, topic_names(topics)
         self.dead_letter_topic, self.bad_column, self.partitioner = dead_letter_topic, bad_column, partitioner
         self.transaction_timeout_ms, self.compression = transaction_timeout_ms, compression
         self.max_request_size, self.source_cluster_is_other = max_request_size, source_cluster_is_other

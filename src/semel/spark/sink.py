@@ -26,7 +26,7 @@ from semel.spark.encoding import BadRowError, Targets
 from semel.spark.failures import Cancelled, FailedGuessError, was_cancelled
 from semel.spark.ledger import LedgerEntry, MicroBatch, Verdict
 from semel.spark.options import OptionError
-from semel.spark.sink_options import AT_MOST_ONCE, EXACTLY_ONCE, SinkOptions
+from semel.spark.sink_options import AT_MOST_ONCE, EXACTLY_ONCE, SinkOptions, topic_names
 from semel.spark.topics import ABSENT_S, is_here, limits_of
 from semel.spark.transaction import BatchTransaction, source_offsets
 from semel.spark.write_job import Job, WriteJob, plain_job, settled
@@ -338,7 +338,7 @@ def sink(
         bootstrap_servers=brokers,
         application_id=application_id,
         topic=topic,
-        extra_topics=(topics,) if isinstance(topics, str) else tuple(topics),
+        extra_topics=topic_names(topics),
         dead_letter_topic=dead_letter_topic,
         bad_column=bad_column,
         partitioner=partitioner,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, NamedTuple
@@ -190,6 +190,11 @@ def _flag(text: str, name: str) -> bool:
 
 def _list(text: str, name: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def topic_names(given: Iterable[str] | str) -> tuple[str, ...]:
+    """Topics in a list, or in one text as a writer has them."""
+    return _list(given, "topics") if isinstance(given, str) else tuple(given)
 
 
 # Spark's spelling -> (name in SinkOptions, how to read it)

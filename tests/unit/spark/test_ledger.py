@@ -110,6 +110,20 @@ def test_an_entry_of_another_format_is_refused_by_name():
         decode(entry(0, 0, 1).encode().replace(b'"format":1', b'"format":2'))
 
 
+def test_an_entry_of_a_later_version_is_known_by_its_format_whatever_else_is_in_it():
+    later = b'{"format":3,"sequence":1,"query_id":"q","batch":{"id":7}}'
+    with pytest.raises(LedgerError, match="entry of format 3"):
+        decode(later)
+    assert is_entry(later)
+
+
+@pytest.mark.parametrize("value", [b"hello", b"\xff\xfe", b"[]", b'{"format":"x"}', b'{"format":1}', b"[" * 100_000])
+def test_a_record_that_somebody_else_wrote_is_named(value):
+    with pytest.raises(LedgerError, match="offset 7 has a record that is no entry of a ledger"):
+        decode(value, "topic 'app.ledger', offset 7")
+    assert not is_entry(value)
+
+
 def counted(batch_id: int, planned_at_ms: int) -> str:
     """A batch of a file source in the offset log: its offset is a counter, whichever files it covers."""
     return f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":{planned_at_ms},"conf":{{}}}}\n{{"logOffset":{batch_id}}}'

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pyarrow as pa
 import pytest
+from pyspark.util import PythonEvalType
 
+from semel.spark.batch_writer import murmur2_udf
 from semel.spark.offsets import Range
 from semel.spark.options import Bound, OptionError, SourceOptions, spark_columns
-from semel.spark.sink_options import SinkOptions
+from semel.spark.sink_options import SinkOptions, topic_names
 
 BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "a, b"}
 
@@ -47,6 +51,9 @@ def test_offsets_and_times():
         ({"startingOffsets": "begin"}, "expected committed, earliest, latest"),
         ({"startingOffsets": "{broken"}, "not JSON"),
         ({"endingOffsets": "earliest"}, "endingOffsets is 'earliest'"),
+        ({"endingOffsets": "latest"}, "endingOffsets is for batch queries, and this is a stream"),
+        ({"endingTimestamp": "7"}, "endingTimestamp is for batch queries"),
+        ({"endingOffsetsByTimestamp": '{"a": {"0": 5}}'}, "endingOffsetsByTimestamp is for batch queries"),
         ({"maxOffsetsPerTrigger": "0"}, "above 0"),
         ({"minPartitions": "many"}, "whole number"),
         ({"failOnDataLoss": "maybe"}, "true or false"),
@@ -68,6 +75,20 @@ def test_settings_of_consumers_may_stay_when_the_format_changes():
     tuned = {"kafka.max.partition.fetch.bytes": "1000", "kafka.session.timeout.ms": "9000", "kafka.client.id": "me"}
     tuned |= {"kafka.client.dns.lookup": "use_all_dns_ips", "kafka.group.protocol": "consumer"}
     assert parse(**tuned).client == {"bootstrap.servers": "h:1", "client.id": "me"}
+
+
+def test_topics_are_a_list_or_one_text():
+    assert topic_names("a, b") == topic_names(["a", "b"]) == ("a", "b")
+
+
+def test_the_function_that_routes_keys_is_made_without_a_warning():
+    with warnings.catch_warnings(action="error"):
+        assert murmur2_udf().evalType == PythonEvalType.SQL_SCALAR_ARROW_UDF
+
+
+@pytest.mark.parametrize("text", ["2m", "2 min", "2M", "120s", "120000", " 120000ms "])
+def test_durations_are_read_as_spark_reads_them(text):
+    assert parse(maxTriggerDelay=text).max_delay_ms == 120_000
 
 
 @pytest.mark.parametrize("given", ["{}", '{"a": []}'])
