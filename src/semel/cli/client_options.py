@@ -13,6 +13,7 @@ from semel.cli.errors import UsageError
 
 if TYPE_CHECKING:
     from semel.client.admin import Admin
+    from semel.client.settings import ClientSettings
 
 DEFAULT_BROKERS = "localhost:9092"
 MOST_SECONDS = 1e9
@@ -76,8 +77,14 @@ def run_action(args: argparse.Namespace, actions: Mapping[str, Callable[[Admin, 
     return 0
 
 
-def client_options(args: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
-    """The options of a client: defaults, then the connection, then what -X says."""
+def client_options(
+    args: argparse.Namespace, kind: type[ClientSettings] | None = None, **defaults: Any
+) -> dict[str, Any]:
+    """The options of a client: defaults, then the connection, then what -X says. Raises UsageError for what a client of
+    this kind (else, of any kind) does not take."""
+    from semel.client.errors import ConfigError
+    from semel.client.settings import ClientSettings
+
     timeout_ms = max(1, int(args.timeout * 1000))
     options: dict[str, Any] = {
         "client_id": "semel-cli",
@@ -90,6 +97,10 @@ def client_options(args: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
         if not equals or not name.strip():
             raise UsageError(f"-X wants NAME=VALUE, got {given!r}")
         options[name.strip().replace(".", "_")] = value
+    try:
+        (kind or ClientSettings).of(options)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
     return options
 
 

@@ -61,6 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from semel.client.consumer import Consumer
+    from semel.client.settings import ConsumerSettings
 
     if sum((args.json, args.format is not None, args.key_delimiter is not None)) > 1:
         raise UsageError("-J, -f and -K are three ways to print a record; choose one")
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     write = writer(args, sys.stdout.buffer)
     options = client_options(
         args,
+        ConsumerSettings,
         isolation_level="read_uncommitted" if args.uncommitted else "read_committed",
         allow_auto_create_topics=False,
         auto_offset_reset="earliest",
@@ -149,8 +151,9 @@ def _move_to(consumer: Consumer, where: str) -> Any:
 
 def _partitions(args: argparse.Namespace) -> list[int]:
     from semel.client.admin import Admin
+    from semel.client.settings import ConsumerSettings
 
-    with Admin(client_options(args)) as admin:
+    with Admin(ConsumerSettings.of(client_options(args, ConsumerSettings))) as admin:
         return [part.partition for part in admin.describe_topics([args.topic])[0].partitions]
 
 

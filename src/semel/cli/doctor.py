@@ -8,7 +8,14 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import DEFAULT_BROKERS, add_common_options, client_options, print_json, printable
+from semel.cli.client_options import (
+    DEFAULT_BROKERS,
+    add_common_options,
+    client_options,
+    print_json,
+    printable,
+    seconds,
+)
 from semel.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -31,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--environment", action="store_true", help="examine this machine, not a cluster")
     parser.add_argument(
         "--long-transaction",
-        type=float,
+        type=seconds,
         metavar="SECONDS",
         help="how long a transaction may be open (default: 80 %% of its timeout, at most 15 minutes)",
     )

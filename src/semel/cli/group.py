@@ -161,8 +161,12 @@ def milliseconds(text: str) -> int:
     if text.isdecimal() and len(text) < 19:  # fits into 64 bits
         return int(text)
     try:
-        return int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
+        at_ms = int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        at_ms = -1
+    if at_ms < 0:
         raise UsageError(
-            f"invalid time {text!r}: expected 2026-01-31T12:00:00, with +01:00 or the like if need be, or milliseconds"
-        ) from None
+            f"invalid time {text!r}: expected one after 1970 as 2026-01-31T12:00:00, with +01:00 or the like if need "
+            "be, or milliseconds"
+        )
+    return at_ms

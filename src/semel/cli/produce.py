@@ -174,6 +174,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from semel.client.producer import Producer
+    from semel.client.settings import ProducerSettings
 
     if args.key is not None and args.key_delimiter is not None:
         raise UsageError("-k gives all records one key, -K each its own; choose one")
@@ -182,9 +183,13 @@ def run(args: argparse.Namespace) -> int:
     if args.key_delimiter == "":
         raise UsageError("-K must not be empty; -k gives all records one key")
     _check_files(args.files)
-    options = client_options(args, compression_type=args.compression, max_block_ms=max(1, int(args.timeout * 1000)))
-    if args.transactional_id is not None:  # an empty one is refused
-        options["transactional_id"] = args.transactional_id
+    options = client_options(
+        args,
+        ProducerSettings,
+        compression_type=args.compression,
+        max_block_ms=max(1, int(args.timeout * 1000)),
+        transactional_id=args.transactional_id,  # an empty one is refused
+    )
     with Producer(options) as producer:
         if args.transactional_id is not None:
             producer.init_transactions()

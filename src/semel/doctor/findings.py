@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from enum import Enum
 
@@ -109,10 +110,13 @@ def _escaped(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+_SHELL_WORD = re.compile(r"""(?:\$'(?:[^'\\]|\\.)*'|'[^']*'|"[^"]*"|[^\s'"])+""")
+
+
 def with_options(cure: str, options: str) -> str:
-    """A command line with how to reach the cluster."""
-    line, dashes, names = cure.partition(" -- ")
-    return f"{line}{options}{dashes}{names}"
+    """A command line with how to reach the cluster: before the word `--`, which may also stand in a name."""
+    end = next((word.start() - 1 for word in _SHELL_WORD.finditer(cure) if word[0] == "--"), len(cure))
+    return f"{cure[:end]}{options}{cure[end:]}"
 
 
 class Diagnosis(msgspec.Struct, frozen=True):

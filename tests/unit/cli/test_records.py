@@ -266,6 +266,15 @@ def test_reader_that_goes_away_ends_the_command_quietly(ten: str, shared_semel_b
         assert "Traceback" not in process.output
 
 
+# --- options ---
+
+
+def test_options_of_a_consumer_are_taken(run: Run, ten: str) -> None:
+    """Also where an admin client looks the topic up first."""
+    options = ["-X", "fetch.min.bytes=2", "-X", "auto.offset.reset=latest"]
+    assert run("consume", ten, "-e", "-c", "1", *options).lines == [b"v0"]
+
+
 # --- wrong usage ---
 
 
@@ -283,8 +292,17 @@ def test_reader_that_goes_away_ends_the_command_quietly(ten: str, shared_semel_b
         (["consume", "{topic}", "-e", "-f", "\\"], 2, "invalid escape"),
         (["consume", "{topic}", "-o", "s@99999999999999999999"], 2, "invalid time"),
         (["consume", "{topic}", "-o", "s@²"], 2, "invalid time"),
+        (["consume", "{topic}", "-o", "s@1969-12-31T12:00+00:00"], 2, "expected one after 1970"),
+        (["consume", "{topic}", "-o", "s@0001-01-01"], 2, "expected one after 1970"),
+        (["group", "reset", "g", "--topic", "{topic}", "--to-time", "1960-01-01"], 2, "expected one after 1970"),
+        (["group", "list", "-b", "here"], 2, "expected host:port"),
+        (["topic", "list", "-X", "security.protocol=HTTP"], 2, "security.protocol is 'HTTP'"),
+        (["doctor", "--long-transaction", "nan"], 2, "above 0"),
         (["consume", "{topic}", "-X", "nonsense"], 2, "NAME=VALUE"),
-        (["consume", "{topic}", "-X", "grup.id=x"], 1, "did you mean"),
+        (["consume", "{topic}", "-X", "grup.id=x"], 2, "did you mean"),
+        (["consume", "{topic}", "-X", "fetch.max.bytes=0", "-e"], 2, "must be above 0"),
+        (["produce", "{topic}", "-X", "linger.ms=soon"], 2, "linger.ms is 'soon'"),
+        (["produce", "{topic}", "--transactional-id", ""], 2, "transactional.id is empty"),
         (["produce", "{topic}", "-k", "a", "-K", ":"], 2, "choose one"),
         (["produce", "{topic}", "-J", "--whole"], 2, "does not go with"),
         (["produce", "{topic}", "-p", "9"], 1, "no partition 9"),
@@ -298,7 +316,6 @@ def test_reader_that_goes_away_ends_the_command_quietly(ten: str, shared_semel_b
         (["produce", "{topic}", "-c", "0"], 2, "at least 1"),
         (["produce", "{topic}", "-D", "\\u20ac"], 2, "invalid escape"),
         (["produce", "{topic}", "-K", ""], 2, "-K must not be empty"),
-        (["produce", "{topic}", "--transactional-id", ""], 1, "transactional.id is empty"),
     ],
 )
 def test_wrong_usage_is_one_line_and_an_exit_code(

@@ -202,7 +202,7 @@ def test_groups_that_are_too_many_to_look_at_are_counted(monkeypatch: pytest.Mon
     assert (len(seen.groups), seen.not_looked_at) == (2, ["1 of 3 groups"])
 
 
-@pytest.mark.parametrize("name", ["-J", "--force", "-x y"])
+@pytest.mark.parametrize("name", ["-J", "--force", "-x y", "-a -- 'b"])
 def test_the_cure_for_a_name_that_looks_like_an_option_can_be_pasted(name: str) -> None:
     one = transaction(age_s=1000, timeout_ms=NO_TIMEOUT_MS)
     (finding,) = find(snapshot(type(one)(name, *[getattr(one, field) for field in one.__struct_fields__[1:]])))
@@ -212,6 +212,12 @@ def test_the_cure_for_a_name_that_looks_like_an_option_can_be_pasted(name: str) 
     args = parser.parse_args(words[2:])
     assert (args.id, args.brokers, args.force) == (name, "here:1", True)
     assert shlex.split(checks.command_line("audit", "--app", checks.Name(name))) == ["semel", "audit", f"--app={name}"]
+
+
+@pytest.mark.parametrize("name", ["a -- b", "it's -- \"b\" -- 'c"])
+def test_the_options_of_a_cure_do_not_get_into_a_name(name: str) -> None:
+    cure = checks.command_line("txn", "abort", checks.Name(name), "--force")
+    assert shlex.split(with_options(cure, " -b here:1")) == ["semel", "txn", "abort", name, "--force", "-b", "here:1"]
 
 
 @pytest.mark.parametrize("name", ["a\n'b'", "\u202epuorg \\", "\x1b[2J\x80", "\U000e0041x"])
