@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -12,11 +11,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as ConfluentConsumer
-from confluent_kafka import Producer as ConfluentProducer
 
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
-from semel.client.consumer.core import RebalanceListener
 from semel.client.errors import AbortableError, FencedError
 from semel.client.producer import Producer
 from semel.client.types import CommitFailedError, RebalanceError, TopicPartition
@@ -26,10 +23,19 @@ from semel.protocol.api import Api
 from semel.protocol.messages.groups import HEARTBEAT, JOIN_GROUP, SYNC_GROUP
 from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import Cluster
+from tests.support.group_members import (
+    PARTITIONS,
+    Diary,
+    commits_before_partitions_move,
+    fill,
+    is_shared,
+    owned_by_java,
+    read_once_across_a_rebalance,
+    share_with_confluent,
+)
 from tests.support.reading import create_topic
 from tests.support.waiting import PATIENCE_S, eventually, until
 
-PARTITIONS = 6
 BEFORE_A_SESSION_ENDS_S = 30.0  # of 45 s: its end would also take from a member what it did not give back
 
 
@@ -50,22 +56,6 @@ def brisk_broker(tmp_path: Path) -> Iterator[SemelBroker]:
         yield broker
 
 
-class Diary(RebalanceListener):
-    """Notes what happened, in order."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, list[TopicPartition]]] = []
-
-    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        self.events.append(("assigned", partitions))
-
-    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        self.events.append(("revoked", partitions))
-
-    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        self.events.append(("lost", partitions))
-
-
 def member_of(cluster: Cluster, group: str, **options: object) -> Consumer:
     defaults = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 300, "enable_auto_commit": False}
     return Consumer(bootstrap_servers=cluster.bootstrap, group_id=group, **{**defaults, **options})
@@ -83,13 +73,6 @@ def settle(*consumers: Consumer, total: int = PARTITIONS) -> None:
         return sum(map(len, shares)) == total == len(set().union(*shares)) and all(shares)
 
     eventually(polled, is_agreement, BEFORE_A_SESSION_ENDS_S, "no agreement")
-
-
-def fill(cluster: Cluster, topic: str, count: int) -> None:
-    producer = ConfluentProducer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-    for number in range(count):
-        producer.produce(topic, value=b"%d" % number, key=b"%d" % number)
-    assert producer.flush(30) == 0
 
 
 # --- sharing ---
@@ -118,55 +101,20 @@ def test_members_share_all_partitions_and_take_over_what_a_leaver_had(
 
 def test_group_reads_every_record_once_across_rebalances(cluster: Cluster, topic: str, group: str) -> None:
     fill(cluster, topic, 3000)
-    seen: list[bytes] = []
     with member_of(cluster, group) as first, member_of(cluster, group) as second:
-        first.subscribe([topic], Committer(first))
-        seen += [record.value for record in first.poll(10_000, max_records=500)]
-        second.subscribe([topic], Committer(second))
-
-        def read_on() -> int:
-            for member in (first, second):
-                seen.extend(record.value for record in member.poll(100, max_records=100))
-            return len(seen)
-
-        eventually(read_on, lambda count: count >= 3000)
-        assert first.assignment()
-        assert second.assignment()
-    assert sorted(seen, key=int) == [b"%d" % number for number in range(3000)]
+        read_once_across_a_rebalance(topic, first, second, max_records=100)
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_automatic_commit_comes_before_partitions_move(cluster: Cluster, topic: str, group: str, strategy: str) -> None:
-    """The interval never passes: what the new owner knows was committed because partitions were given back."""
-    fill(cluster, topic, 600)
     options = {
         "partition_assignment_strategy": strategy,
         "enable_auto_commit": True,
         "auto_commit_interval_ms": 3_600_000,
     }
-    with (
-        member_of(cluster, group, **options) as first,
-        member_of(cluster, group, **options) as second,
-        Admin(bootstrap_servers=cluster.bootstrap) as admin,
-    ):
-        first.subscribe([topic])
-        seen = []
-        until(lambda: (seen.extend(first.poll(100)), len(seen) == 600)[1], "not everything was read")
-        assert admin.group_offsets(group) == {}
-        second.subscribe([topic])
-        settle(first, second)
-        moved = admin.group_offsets(group)
+    with member_of(cluster, group, **options) as first, member_of(cluster, group, **options) as second:
+        moved = commits_before_partitions_move(cluster, topic, group, first, second, settle)
         assert all(moved[partition].offset == second.position(partition) for partition in second.assignment())
-        ends = first.end_offsets(second.assignment())
-        assert {partition: moved[partition].offset for partition in ends} == ends
-
-
-class Committer(RebalanceListener):
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-
-    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        self._consumer.commit()
 
 
 def test_eager_members_give_everything_back_cooperative_ones_only_what_moves(
@@ -489,23 +437,7 @@ def test_mixed_group_with_confluent_shares_all_partitions(
             }
         )
         with member_of(cluster, name, partition_assignment_strategy=strategy) as own:
-            if semel_first:
-                own.subscribe([topic])
-                settle(own)
-            foreign.subscribe([topic])
-            if not semel_first:
-                until(lambda foreign=foreign: (foreign.poll(0.1), len(foreign.assignment()) == PARTITIONS)[1])
-                own.subscribe([topic])
-
-            def is_shared(own=own, foreign=foreign) -> bool:
-                own.poll(100)
-                foreign.poll(0.1)
-                theirs = {TopicPartition(part.topic, part.partition) for part in foreign.assignment()}
-                return len(theirs) == len(own.assignment()) == PARTITIONS // 2 and not theirs & own.assignment()
-
-            until(is_shared, "the partitions were not shared")
-            foreign.close()
-            settle(own)
+            share_with_confluent(topic, own, foreign, settle, semel_first=semel_first)
 
 
 @pytest.mark.parametrize(
@@ -532,7 +464,7 @@ def test_mixed_group_with_java_shares_all_partitions(
             until(lambda: (own.poll(100), _shared_with(java.output, own, topic))[1], "the partitions were not shared")
             own.unsubscribe()
             until(
-                lambda: len(_owned_by_java(java.output, topic)) == PARTITIONS,
+                lambda: len(owned_by_java(java.output, topic)) == PARTITIONS,
                 "Java did not take over",
                 timeout_s=BEFORE_A_SESSION_ENDS_S,
             )
@@ -542,18 +474,4 @@ def test_mixed_group_with_java_shares_all_partitions(
 
 
 def _shared_with(output: str, own: Consumer, topic: str) -> bool:
-    theirs = _owned_by_java(output, topic)
-    return len(theirs) == len(own.assignment()) == PARTITIONS // 2 and not theirs & own.assignment()
-
-
-def _owned_by_java(output: str, topic: str) -> set[TopicPartition]:
-    """What the tool has now, from the events that it prints."""
-    owned: set[TopicPartition] = set()
-    for line in output.splitlines():
-        event = json.loads(line) if line.startswith("{") else {}
-        named = {TopicPartition(entry["topic"], entry["partition"]) for entry in event.get("partitions") or []}
-        if event.get("name") == "partitions_assigned":
-            owned |= named
-        elif event.get("name") == "partitions_revoked":
-            owned -= named
-    return {partition for partition in owned if partition.topic == topic}
+    return is_shared(own.assignment(), owned_by_java(output, topic))

@@ -4,7 +4,6 @@ come back, transactions, and groups of mixed clients."""
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import threading
 from collections import Counter
@@ -32,11 +31,20 @@ from semel.protocol.messages.transactions import TXN_OFFSET_COMMIT
 from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import Cluster
 from tests.support.direct import await_coordinators
+from tests.support.group_members import (
+    PARTITIONS,
+    Diary,
+    commits_before_partitions_move,
+    fill,
+    is_shared,
+    owned_by_java,
+    read_once_across_a_rebalance,
+    share_with_confluent,
+)
 from tests.support.process_campaign import run_campaign
 from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, eventually, until
 
-PARTITIONS = 6
 SESSION_MS = 6_000
 # Members notice changes soon, and the end of a session can be waited for.
 BRISK = {
@@ -70,34 +78,6 @@ def group(cluster: Cluster) -> str:
     return cluster.unique("group")
 
 
-class Diary(RebalanceListener):
-    """Notes what happened, in order."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, list[TopicPartition]]] = []
-
-    @property
-    def kinds(self) -> list[str]:
-        return [kind for kind, _ in self.events]
-
-    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        self.events.append(("assigned", partitions))
-
-    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        self.events.append(("revoked", partitions))
-
-    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        self.events.append(("lost", partitions))
-
-
-class Committer(RebalanceListener):
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-
-    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        self._consumer.commit()
-
-
 def member_of(bootstrap: str, group: str, **options: object) -> Consumer:
     defaults = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "group_protocol": "consumer"}
     return Consumer(bootstrap_servers=bootstrap, group_id=group, **{**defaults, **options})
@@ -116,12 +96,6 @@ def settle(*consumers: Consumer, total: int = PARTITIONS) -> None:
         return sum(sizes) == total == len(set().union(*shares)) and max(sizes) - min(sizes) <= 1
 
     eventually(polled, is_agreement, otherwise="no agreement")
-
-
-def fill(cluster: Cluster, topic: str, count: int) -> None:
-    with Producer(bootstrap_servers=cluster.bootstrap) as producer:
-        for number in range(count):
-            producer.send(topic, value=b"%d" % number, key=b"%d" % number)
 
 
 def _read_by(consumer: Consumer) -> int:
@@ -151,41 +125,17 @@ def test_members_share_all_partitions_and_take_over_what_a_leaver_had(cluster: C
 
 def test_group_reads_every_record_once_across_rebalances(cluster: Cluster, topic: str, group: str) -> None:
     fill(cluster, topic, 3000)
-    seen: list[bytes] = []
     with member_of(cluster.bootstrap, group) as first, member_of(cluster.bootstrap, group) as second:
-        first.subscribe([topic], Committer(first))
-        seen += [record.value for record in first.poll(10_000, max_records=500)]
-        second.subscribe([topic], Committer(second))
-
-        def read_on() -> int:
-            for member in (first, second):
-                seen.extend(record.value for record in member.poll(100, max_records=20))
-            return len(seen)
-
-        eventually(read_on, lambda count: count >= 3000)
-        assert first.assignment()
-        assert second.assignment()
-    assert sorted(seen, key=int) == numbered(3000)
+        read_once_across_a_rebalance(topic, first, second, max_records=20)
 
 
 def test_automatic_commit_comes_before_partitions_move(cluster: Cluster, topic: str, group: str) -> None:
-    """The interval never passes: what the new owner knows was committed because partitions were given back."""
-    fill(cluster, topic, 600)
     options = {"enable_auto_commit": True, "auto_commit_interval_ms": 3_600_000}
     with (
         member_of(cluster.bootstrap, group, **options) as first,
         member_of(cluster.bootstrap, group, **options) as second,
-        Admin(bootstrap_servers=cluster.bootstrap) as admin,
     ):
-        first.subscribe([topic])
-        seen = []
-        until(lambda: (seen.extend(first.poll(100)), len(seen) == 600)[1], "not everything was read")
-        assert admin.group_offsets(group) == {}
-        second.subscribe([topic])
-        settle(first, second)
-        moved = admin.group_offsets(group)
-        ends = first.end_offsets(second.assignment())
-        assert {partition: moved[partition].offset for partition in ends} == ends
+        commits_before_partitions_move(cluster, topic, group, first, second, settle)
 
 
 def test_only_what_moves_is_given_back(cluster: Cluster, topic: str, group: str) -> None:
@@ -546,7 +496,7 @@ def test_consumer_for_asyncio_shares_with_the_blocking_one(cluster: Cluster, top
             assert sorted(found, key=int) == numbered(60)
             with member_of(cluster.bootstrap, group) as blocking:
                 blocking.subscribe([topic])
-                while not _is_shared(consumer.assignment(), blocking.assignment()):
+                while not is_shared(consumer.assignment(), blocking.assignment()):
                     await consumer.poll(100)
                     await asyncio.to_thread(blocking.poll, 100)
                 eventually(lambda: _committed_by(blocking), lambda offset: offset == 60)
@@ -575,23 +525,7 @@ def test_mixed_group_with_confluent_shares_all_partitions(
         }
     )
     with member_of(cluster.bootstrap, group) as own:
-        if semel_first:
-            own.subscribe([topic])
-            settle(own)
-        foreign.subscribe([topic])
-        if not semel_first:
-            until(lambda: (foreign.poll(0.1), len(foreign.assignment()) == PARTITIONS)[1])
-            own.subscribe([topic])
-
-        def is_shared() -> bool:
-            own.poll(100)
-            foreign.poll(0.1)
-            theirs = {TopicPartition(part.topic, part.partition) for part in foreign.assignment()}
-            return len(theirs) == len(own.assignment()) == PARTITIONS // 2 and not theirs & own.assignment()
-
-        until(is_shared, "the partitions were not shared")
-        foreign.close()
-        settle(own)
+        share_with_confluent(topic, own, foreign, settle, semel_first=semel_first)
 
 
 def test_mixed_group_with_java_shares_all_partitions(
@@ -606,27 +540,10 @@ def test_mixed_group_with_java_shares_all_partitions(
             *("--group-protocol", "consumer"),
         ) as java:
             until(
-                lambda: (own.poll(100), _is_shared(own.assignment(), _owned_by_java(java.output, topic)))[1],
+                lambda: (own.poll(100), is_shared(own.assignment(), owned_by_java(java.output, topic)))[1],
                 "the partitions were not shared",
             )
         settle(own)
-
-
-def _is_shared(mine: set[TopicPartition], theirs: set[TopicPartition]) -> bool:
-    return len(theirs) == len(mine) == PARTITIONS // 2 and not theirs & mine
-
-
-def _owned_by_java(output: str, topic: str) -> set[TopicPartition]:
-    """What the tool has now, from the events that it prints."""
-    owned: set[TopicPartition] = set()
-    for line in output.splitlines():
-        event = json.loads(line) if line.startswith("{") else {}
-        named = {TopicPartition(entry["topic"], entry["partition"]) for entry in event.get("partitions") or []}
-        if event.get("name") == "partitions_assigned":
-            owned |= named
-        elif event.get("name") == "partitions_revoked":
-            owned -= named
-    return {partition for partition in owned if partition.topic == topic}
 
 
 # --- the processing loop ---
