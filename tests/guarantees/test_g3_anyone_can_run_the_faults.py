@@ -15,7 +15,7 @@ import pytest
 from semel.prove.schedule import Fault, Round, Scene, Schedule
 from tests.support.boundaries import boundaries
 from tests.support.broker import Cluster
-from tests.support.prove import Proof, prove
+from tests.support.prove import held, prove
 
 SHORT = {"loop": 2}  # rounds; every fault of the sink alone is in test_e1 to test_e7
 MORE = {"chain": 2, "state": 3, "entities": 3, "sagas": 3, "spark": 1, "spark-any-order": 1, "spark-stateful": 1}
@@ -31,13 +31,6 @@ LONG = {
     "spark-executors": 6,
 }
 FAULTS = {"loop": 12, "chain": 12, "state": 12, "entities": 12, "sagas": 12}  # in each round; 8 in those of Spark
-
-
-def held(proof: Proof, faults: int) -> Proof:
-    assert proof.violations == [], proof.told
-    assert proof.code == 0, proof.told
-    assert proof.result["faults_fired"] >= faults, proof.told
-    return proof
 
 
 @pytest.mark.timeout(300)

@@ -10,19 +10,12 @@ import pytest
 
 from semel.local.apache_kafka import ApacheKafka
 from semel.prove.checker.sinks import check_table
-from tests.support.prove import Proof, prove
+from tests.support.prove import held, prove
 
 LOOPS = ("postgres", "postgres+topics", "inbox", "outbox")
 SPARKS = ("spark-postgres", "spark-postgres+topics")
 TWO_PHASE = "transaction.two.phase.commit.enable=true"
 DATABASE_FAULTS = ("kill database", "restart database", "kill_backend database", "cut_before_commit database")
-
-
-def held(proof: Proof, faults: int) -> Proof:
-    assert proof.violations == [], proof.told
-    assert proof.code == 0, proof.told
-    assert proof.result["faults_fired"] >= faults, proof.told
-    return proof
 
 
 @pytest.mark.timeout(300)

@@ -29,3 +29,10 @@ def prove(folder: Path, *options: str, timeout_s: float = 280) -> Proof:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.stdout, f"ended with {done.returncode}: {done.stderr[-3000:]}"
     return Proof(done.returncode, json.loads(done.stdout), done.stderr)
+
+
+def held(proof: Proof, faults: int) -> Proof:
+    assert proof.violations == [], proof.told
+    assert proof.code == 0, proof.told
+    assert proof.result["faults_fired"] >= faults, proof.told
+    return proof
