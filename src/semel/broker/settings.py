@@ -8,10 +8,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# --- every setting that has an effect: Kafka's name, type, limits and default; and Kafka's that have none ---
-#
-# Defaults differ from Kafka's only where one node on a laptop wants another; those rows say so.
-
 
 # --- One setting: how it is read, what it may be, and how it is written ---
 class SettingError(Exception):
@@ -108,6 +104,8 @@ def as_text(value: Any) -> str | None:
 
 
 # --- Every setting that has an effect here: Kafka's name, type, limits and default. And Kafka's that have none ---
+#
+# Defaults differ from Kafka's only where one node on a laptop wants another; those rows say so.
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MINUTE_MS = 60_000

@@ -269,10 +269,6 @@ def _problem_with_joining(request: ConsumerGroupHeartbeatRequest) -> str | None:
     return None
 
 
-def _no_member(group: ConsumerGroup, member_id: str) -> GroupError:
-    return GroupError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group.group_id}.")
-
-
 def check_instance(known: str | None, member_id: str, instance_id: str) -> None:
     if known is None:
         raise GroupError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
