@@ -5,10 +5,12 @@ an empty table with a primary key, in three micro-batches, on a server with fsyn
 fast: reWriteBatchedInserts, batchsize 10,000, one connection per task. The value is rows per second of wall time, from
 the making of the query to its end.
 
+    semel, fast lane            semel.table_pipeline: JSON is parsed by the task that fetches it, in Python
     JDBC, append                Spark's writer, one transaction per task: a batch that runs again is there twice
     JDBC to staging, then move  the same into a table of its own, and one INSERT ... SELECT; still at-least-once
 
-Then what it costs to write the rows to the table and as records to a topic with one decision, beside each alone.
+Then what it costs to write the rows to the table and as records to a topic with one decision, beside each alone: on a
+broker that keeps a prepared transaction (KIP-939), and on one that may abort it, where the database keeps a copy.
 
 `scripts/bench-peers` fetches the driver's jar.
 """
@@ -20,9 +22,13 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from functools import partial
+from datetime import datetime
+from decimal import Decimal
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 import semel
 from benchmarks.harness import Report, compare, interleave, rate
@@ -37,7 +43,16 @@ JARS = ROOT / ".cache" / "bench-peers" / "postgresql-jars"
 COLUMNS = "id bigint PRIMARY KEY, account text, amount numeric(12, 2), at timestamptz, note text"
 PARSED = "id BIGINT, account STRING, amount DECIMAL(12,2), at TIMESTAMP, note STRING"
 JDBC_OPTIONS = {"driver": "org.postgresql.Driver", "batchsize": "10000", "isolationLevel": "READ_COMMITTED"}
+FRAME, FAST = "semel", "semel, fast lane"
+PREPARED, COPIED = "semel, prepared", "semel, with a copy"
 _numbers = itertools.count(1)
+
+
+class Brokers(NamedTuple):
+    """Addresses, by whether the broker keeps a prepared transaction (KIP-939)."""
+
+    plain: str
+    two_phase: str
 
 
 class JarMissing(Exception):
@@ -50,10 +65,17 @@ def run(report: Report, quick: bool = False) -> None:
         raise JarMissing("PostgreSQL's JDBC driver is missing; scripts/bench-peers fetches it")
     rows = QUICK_ROWS if quick else ROWS
     folder = Path(tempfile.mkdtemp(prefix="semel-bench-"))
+    two_phase = ("--set=transaction.two.phase.commit.enable=true",)
     try:
-        with SemelBroker(folder / "broker") as broker, PostgresServer(durable=True) as server:
-            _fill(broker.bootstrap, rows)
-            _measure(report, broker.bootstrap, server, jars, folder, rows, 2 if quick else 5)
+        with (
+            SemelBroker(folder / "broker") as broker,
+            SemelBroker(folder / "two-phase", *two_phase) as preparing,
+            PostgresServer(durable=True) as server,
+        ):
+            brokers = Brokers(broker.bootstrap, preparing.bootstrap)
+            for bootstrap in brokers:
+                _fill(bootstrap, rows)
+            _measure(report, brokers, server, jars, folder, rows, 2 if quick else 5)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -83,7 +105,7 @@ def _value(number: int) -> bytes:
 
 
 def _measure(
-    report: Report, bootstrap: str, server: PostgresServer, jars: list[Path], folder: Path, rows: int, runs: int
+    report: Report, brokers: Brokers, server: PostgresServer, jars: list[Path], folder: Path, rows: int, runs: int
 ) -> None:
     spark = semel.spark_session(
         "bench",
@@ -94,23 +116,45 @@ def _measure(
     )
     spark.sparkContext.setLogLevel("ERROR")
     dsn = server.create_database()
-    writers: dict[str, Callable[[str], Any]] = {
-        "semel": lambda table: semel.postgres_sink(dsn, application_id=table, table=table),
-        "JDBC, append": lambda table: _jdbc(server, dsn, table),
-        "JDBC to staging, then move": lambda table: _jdbc_staged(server, dsn, table),
+
+    def to_table(table: str) -> Any:
+        return semel.postgres_sink(dsn, application_id=table, table=table)
+
+    # Name -> where its topics are, and what starts its query.
+    writers: dict[str, tuple[str, Callable[[str], Any]]] = {
+        FRAME: (brokers.plain, lambda table: _frame(spark, brokers.plain, rows).foreachBatch(to_table(table))),
+        FAST: (brokers.plain, lambda table: _fast(spark, brokers.plain, rows, to_table(table))),
+        "JDBC, append": (
+            brokers.plain,
+            lambda table: _frame(spark, brokers.plain, rows).foreachBatch(_jdbc(server, dsn, table)),
+        ),
+        "JDBC to staging, then move": (
+            brokers.plain,
+            lambda table: _frame(spark, brokers.plain, rows).foreachBatch(_jdbc_staged(server, dsn, table)),
+        ),
     }
-    halves: dict[str, Callable[[str], Any]] = {
-        "semel": lambda table: _both(bootstrap, dsn, table),
-        "the table alone": writers["semel"],
-        "the topic alone": lambda table: _topic(bootstrap, table),
+    halves: dict[str, tuple[str, Callable[[str], Any]]] = {
+        PREPARED: (
+            brokers.two_phase,
+            lambda table: _frame(spark, brokers.two_phase, rows).foreachBatch(_both(brokers.two_phase, dsn, table)),
+        ),
+        COPIED: (
+            brokers.plain,
+            lambda table: _frame(spark, brokers.plain, rows).foreachBatch(_both(brokers.plain, dsn, table)),
+        ),
+        "the table alone": writers[FRAME],
+        "the topic alone": (
+            brokers.plain,
+            lambda table: _frame(spark, brokers.plain, rows).foreachBatch(_topic(brokers.plain, table)),
+        ),
     }
 
-    def once(name: str, made: Callable[[str], Any]) -> float:
+    def once(name: str, bootstrap: str, started: Callable[[str], Any]) -> float:
         table = f"t{next(_numbers)}"
         _execute(dsn, f"CREATE TABLE {table} ({COLUMNS})")
         with semel.Admin(bootstrap_servers=bootstrap) as admin:
             admin.create_topic(table, PARTITIONS)
-        copy = rate(lambda: _copy(spark, bootstrap, made(table), folder / table, rows), rows)
+        copy = rate(lambda: _run(started(table), folder / table), rows)
         [(found,)] = _execute(dsn, f"SELECT count(*) FROM {table}")
         assert found == (0 if name == "the topic alone" else rows), f"{table} has {found} rows of {rows}"
         _execute(dsn, f"DROP TABLE {table}")
@@ -119,9 +163,16 @@ def _measure(
             admin.delete_topics(table)
         return copy
 
-    for case, contestants in (("", writers), (", table and topic", halves)):
-        values = interleave({name: partial(once, name, made) for name, made in contestants.items()}, runs)
-        compare(report, bench=BENCH, case=f"{rows:,} rows, {BATCHES} batches{case}", unit="rows/s", values=values)
+    for case, contestants, subjects in (
+        ("", writers, (FRAME, FAST)),
+        (", table and topic", halves, (PREPARED, COPIED)),
+    ):
+        values = interleave({name: partial(once, name, *made) for name, made in contestants.items()}, runs)
+        peers = {name: found for name, found in values.items() if name not in subjects}
+        for subject in subjects:
+            label = f"{rows:,} rows, {BATCHES} batches{case}: {subject}"
+            taking_part = {subject: values[subject], **peers}
+            compare(report, bench=BENCH, case=label, unit="rows/s", values=taking_part, subject=subject)
     spark.stop()
 
 
@@ -139,20 +190,56 @@ def _topic(bootstrap: str, name: str) -> Callable[[Any, int], None]:
     return lambda df, batch_id: sink(_records(df), batch_id)
 
 
-def _copy(spark: Any, bootstrap: str, write: Any, checkpoint: Path, rows: int) -> None:
-    from pyspark.sql import functions as f
-
-    options = {
+def _source(bootstrap: str, rows: int) -> dict[str, str]:
+    return {
         "kafka.bootstrap.servers": bootstrap,
         "subscribe": TOPIC,
         "startingOffsets": "earliest",
         "maxOffsetsPerTrigger": str(rows // BATCHES + 4 * PARTITIONS),
-        "columns": "value",
     }
-    read = spark.readStream.format("semel").options(**options).load()
-    parsed = read.select(f.from_json(read["value"].cast("string"), PARSED).alias("row")).select("row.*")
-    writer = parsed.writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint))
-    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def _frame(spark: Any, bootstrap: str, rows: int) -> Any:
+    from pyspark.sql import functions as f
+
+    read = spark.readStream.format("semel").options(**_source(bootstrap, rows), columns="value").load()
+    return read.select(f.from_json(read["value"].cast("string"), PARSED).alias("row")).select("row.*").writeStream
+
+
+def _fast(spark: Any, bootstrap: str, rows: int, sink: Any) -> Any:
+    return semel.table_pipeline(spark, source=_source(bootstrap, rows), sink=sink, function=parsed)
+
+
+def parsed(table: Any) -> Any:
+    """Records as rows, each value read by itself."""
+    import pyarrow as pa
+
+    read = [_decoder().decode(value) for value in table["value"].to_pylist()]
+    columns = {
+        "id": pa.int64(),
+        "account": pa.string(),
+        "amount": pa.decimal128(12, 2),
+        "at": pa.timestamp("us", "UTC"),
+        "note": pa.string(),
+    }
+    return pa.table({name: pa.array([getattr(row, name) for row in read], kind) for name, kind in columns.items()})
+
+
+class Payment(msgspec.Struct, gc=False):
+    id: int
+    account: str
+    amount: Decimal
+    at: datetime
+    note: str
+
+
+@cache
+def _decoder() -> msgspec.json.Decoder[Payment]:
+    return msgspec.json.Decoder(Payment)
+
+
+def _run(writer: Any, checkpoint: Path) -> None:
+    writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
 
 def _append(server: PostgresServer, dsn: str, table: str, df: Any) -> None:

@@ -76,10 +76,10 @@ if TYPE_CHECKING:
     from semel.spark.checkpoint import CheckpointError as CheckpointError
     from semel.spark.encoding import BadRowError as BadRowError
     from semel.spark.encoding import TargetError as TargetError
-    from semel.spark.fast_lane import FunctionError as FunctionError
     from semel.spark.ledger import LedgerError as LedgerError
     from semel.spark.ledger import LostLedgerError as LostLedgerError
     from semel.spark.options import OptionError as OptionError
+    from semel.spark.range_tasks import FunctionError as FunctionError
     from semel.spark.reading import DataLossError as DataLossError
     from semel.spark.sink_options import ColumnError as ColumnError
     from semel.spark.stream_writer import WrongBatchError as WrongBatchError
@@ -125,9 +125,9 @@ _HOMES = {
     "semel.spark.batch_writer": "AlreadyDoneError QueryIdError",
     "semel.spark.checkpoint": "CheckpointError",
     "semel.spark.encoding": "BadRowError TargetError",
-    "semel.spark.fast_lane": "FunctionError",
     "semel.spark.ledger": "LedgerError LostLedgerError",
     "semel.spark.options": "OptionError",
+    "semel.spark.range_tasks": "FunctionError",
     "semel.spark.reading": "DataLossError",
     "semel.spark.write_job": "RerunError",
     "semel.spark.sink_options": "ColumnError",

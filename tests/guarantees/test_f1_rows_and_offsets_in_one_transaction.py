@@ -265,9 +265,13 @@ def test_what_a_trigger_raises_or_an_index_cannot_hold_is_the_record_s_error(ban
     assert "maximum size" in second[0]
 
 
-@pytest.mark.parametrize("sql", ["COMMIT", " rollback", "/* done */ ROLLBACK"])
+@pytest.mark.parametrize(
+    "sql",
+    ["COMMIT", " rollback", "/* done */ ROLLBACK", "/* /* */ done */\n-- so\nCOMMIT AND CHAIN", "; -- done\r commit"],
+)
 def test_a_statement_cannot_end_the_transaction_that_offsets_share(bank: Bank, sql: str) -> None:
-    """After a ROLLBACK the rows would be gone, and the offsets of their records would be committed."""
+    """After a ROLLBACK the rows would be gone, and the offsets of their records would be committed. COMMIT behind a
+    comment was sent; with AND CHAIN nobody noticed."""
     bank.deposit(10)
     with pytest.raises(semel.DatabaseFatalError, match="leave COMMIT, ROLLBACK and BEGIN out"):
         bank.process(lambda record: [deposit(record), semel.Statement(sql)])

@@ -268,6 +268,17 @@ def test_a_driver_that_dies_at_a_point_leaves_both_or_neither(
 
 
 @WITH_COPY
+def test_a_copy_is_compressed_as_fast_as_the_server_can(ledger: Ledger, at: Callable[..., At]) -> None:
+    """pglz takes several times as long as everything else that a copy costs the server."""
+    compression = "SELECT DISTINCT pg_column_compression(data) FROM semel.spark_copies WHERE length(data) > 10000"
+    found: list[Any] = []
+    at("decision.made", lambda: found.extend(ledger.execute(compression)))
+    ledger.write(ledger.sink(), 0, Frame(0, 10_000))
+    has_lz4 = "SELECT 'lz4' = ANY (enumvals) FROM pg_settings WHERE name = 'default_toast_compression'"
+    assert found == [("lz4",) if ledger.execute(has_lz4) == [(True,)] else ("pglz",)]
+
+
+@WITH_COPY
 def test_the_coordinator_may_abort_what_is_decided(ledger: Ledger, at: Callable[..., At]) -> None:
     """A pause between the two commits that exceeds transaction.timeout.ms."""
     sink = ledger.sink(transaction_timeout_ms=3_000)

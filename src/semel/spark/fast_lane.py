@@ -14,7 +14,6 @@ the records, go through one shuffle.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,16 +30,16 @@ from semel.spark.encoding import (
     routing_of,
 )
 from semel.spark.ledger import MicroBatch
-from semel.spark.offsets import Edge, Range, parse_edge, ranges, split
+from semel.spark.offsets import Range
 from semel.spark.options import OptionError, SourceOptions
+from semel.spark.postgres_sink import DecidedSink, PostgresSink
+from semel.spark.range_tasks import FunctionError, Step, TableFunction, planned, ranges_task
 from semel.spark.sink import Sink
 from semel.spark.sink_options import Precautions, SinkOptions
-from semel.spark.stages import ENCODE, FUNCTION, stage, task
-from semel.spark.workers import settle_worker, tables_of
+from semel.spark.stages import ENCODE, stage
 from semel.spark.write_job import careful, collected, write_tasks, written
-from semel.spark.writing import Blob, Report, drained, failure_report, task_identity, to_batches, write_blobs
+from semel.spark.writing import Blob, Report, failure_report, to_batches, write_blobs
 
-TableFunction = Callable[[Any], Any]
 # What a function may return beside value, key, headers and timestamp, and what it needs to be obeyed.
 SENT_ELSEWHERE = {
     "partition": "by_key=True",
@@ -49,68 +48,60 @@ SENT_ELSEWHERE = {
 }
 
 
-class FunctionError(RuntimeError):
-    """The user's function failed, or returned what cannot be written."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """What every task of a pipeline does. Picklable, as far as the user's function is."""
-
-    source: SourceOptions
-    function: TableFunction | None
-    by_key: bool
-    bad_column: str | None = None
-
-    def tables(self, wanted: Range, *, views: bool = False) -> Iterator[Any]:
-        """Fetched, decoded, and through the user's function. `views`: without a function, nothing is copied."""
-        for table in tables_of(self.source, wanted, headers=True, views=views and self.function is None):
-            with stage(FUNCTION):
-                result = table if self.function is None else self._applied(table, wanted)
-            if result is not None and result.num_rows:
-                yield writable(result, self.bad_column, views=views)
-
-    def _applied(self, table: Any, wanted: Range) -> Any:
-        assert self.function is not None
-        try:
-            return as_table(self.function(table))
-        except Exception as error:
-            name = getattr(self.function, "__qualname__", repr(self.function))
-            offsets = table.column("offset")
-            raise FunctionError(
-                f"function {name!r} of the table pipeline failed on {wanted.topic}-{wanted.partition}, offsets "
-                f"{offsets[0]} to {offsets[-1]} ({table.num_rows} rows): {type(error).__name__}: {error}"
-            ) from error
-
-
 def table_pipeline(
     spark: Any,
     *,
     source: Mapping[str, Any],
-    sink: Sink,
+    sink: Sink | PostgresSink,
     function: TableFunction | None = None,
     by_key: bool = False,
 ) -> Any:
     """A DataStreamWriter: give it a checkpoint location and a trigger, and start it.
 
     source    options of `format("semel")`; brokers and security are the sink's unless kafka.bootstrap.servers is given
+    sink      a `semel.sink`, or a `semel.postgres_sink`
     function  pyarrow.Table -> pyarrow.Table, or None for no rows; without one rows are copied. It gets key, value,
               headers, offset and timestamp (milliseconds), and returns value and, where there are any, key, headers and
-              timestamp. It must be deterministic: a task may run it again
+              timestamp; for a `semel.postgres_sink` the columns of its table, always of the same types. It must be
+              deterministic: a task may run it again
     by_key    True: rows go where Kafka's partitioner puts their key; False: to the partition they came from
     """
+    options = {k: str(v) for k, v in source.items()}
+    if isinstance(sink, PostgresSink):
+        _check_table_sink(sink, options, function, by_key)
+        sink.step = Step(SourceOptions.parse(options, streaming=True), function)
+    else:
+        _check_topic_sink(sink)
+        if "kafka.bootstrap.servers" not in options:
+            same = {"bootstrap.servers": sink.options.bootstrap_servers, **common_options(sink.options.client)}
+            options = {**{f"kafka.{name}": str(value) for name, value in same.items()}, **options}
+        step = Step(SourceOptions.parse(options, streaming=True), function, by_key, sink.options.bad_column)
+        sink.job = partial(write_ranges, step)
+    ranges = spark.readStream.format("semel").options(**options, emit="ranges").load()
+    return ranges.writeStream.foreachBatch(sink)
+
+
+def _check_topic_sink(sink: Any) -> None:
     if not isinstance(sink, Sink):
         raise OptionError("the fast lane is exactly_once; make the sink without another guarantee")
     if sink.options.topic is None:
         raise OptionError("the fast lane needs a sink with topic=..., where rows go that name none themselves")
-    options = {k: str(v) for k, v in source.items()}
+
+
+def _check_table_sink(
+    sink: PostgresSink, options: Mapping[str, str], function: TableFunction | None, by_key: bool
+) -> None:
+    if isinstance(sink, DecidedSink):
+        raise OptionError(
+            "the fast lane writes to topics or to a table; for both use writeStream.foreachBatch(sink) with the "
+            "DataFrame of the source"
+        )
+    if function is None:
+        raise OptionError("the fast lane to a table needs a function, which makes the table's columns out of records")
+    if by_key:
+        raise OptionError("by_key says to which partition rows go, and a table has none; leave it out")
     if "kafka.bootstrap.servers" not in options:
-        same = {"bootstrap.servers": sink.options.bootstrap_servers, **common_options(sink.options.client)}
-        options = {**{f"kafka.{name}": str(value) for name, value in same.items()}, **options}
-    step = Step(SourceOptions.parse(options, streaming=True), function, by_key, sink.options.bad_column)
-    ranges = spark.readStream.format("semel").options(**options, emit="ranges").load()
-    sink.job = partial(write_ranges, step)
-    return ranges.writeStream.foreachBatch(sink)
+        raise OptionError("source lacks kafka.bootstrap.servers: the brokers that are read; the sink has a database")
 
 
 def write_ranges(
@@ -139,12 +130,6 @@ def write_ranges(
 Dealt = list[list[tuple[Range, int]]]  # for every task: ranges and the target of each
 
 
-def planned(batch: MicroBatch, source: SourceOptions) -> list[Range]:
-    nothing = Edge({}, {})
-    start, end = (parse_edge(line) or nothing for line in (batch.starts[0], batch.ends[0]))
-    return split(list(ranges(start.offsets, end.offsets, end.ids)), source.min_partitions, source.max_records)
-
-
 def _by_target(wanted: list[Range], topic: TargetTopic, tasks: int) -> Dealt:
     """The ranges that belong to a target partition are all in one task, in the order of their offsets."""
     by_target: dict[int, list[tuple[Range, int]]] = {}
@@ -167,13 +152,18 @@ def _copy_ranges(
         except BadRowError as error:
             yield failure_report(error)
 
-    return _task("copy", copied)
+    return ranges_task("copy", copied)
+
+
+def _tables(step: Step, wanted: Range, *, views: bool = False) -> Iterator[Any]:
+    for result in step.results(wanted, views=views):
+        yield writable(result, step.bad_column, views=views)
 
 
 def _range_blobs(step: Step, routing: Routing, dealt: list[tuple[Range, int]]) -> Iterator[Blob]:
     opened: set[int] = set()
     for wanted, target in dealt:
-        for table in step.tables(wanted, views=True):
+        for table in _tables(step, wanted, views=True):
             yield from _encoded(_sendable(table, routing), target, routing, target not in opened)
             opened.add(target)
 
@@ -184,22 +174,10 @@ def _encode_ranges(step: Step, routing: Routing, dealt: Dealt) -> Callable[[Iter
     def encoded(number: int) -> Iterator[Any]:
         [(wanted, _)] = dealt[number]
         encoder = Encoder(routing, number, None if step.by_key else wanted.partition)
-        batches = (batch for table in step.tables(wanted) for batch in table.to_batches())
+        batches = (batch for table in _tables(step, wanted) for batch in table.to_batches())
         yield from to_batches(encoder.blobs(batches))
 
-    return _task("encode", encoded)
-
-
-def _task(kind: str, output: Callable[[int], Iterator[Any]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A task that makes its output from its number alone."""
-
-    def run(given: Iterator[Any]) -> Iterator[Any]:
-        settle_worker()
-        drained(given)
-        number, _ = task_identity()
-        yield from task(kind, output(number))
-
-    return run
+    return ranges_task("encode", encoded)
 
 
 def _sendable(table: Any, routing: Routing) -> Any:
@@ -265,16 +243,6 @@ def _longest(column: Any) -> int:
 
 
 # --- what a function may return ---
-def as_table(result: Any) -> Any:
-    import pyarrow as pa
-
-    if isinstance(result, pa.RecordBatch):
-        return pa.Table.from_batches([result])
-    if result is not None and not isinstance(result, pa.Table):
-        raise TypeError(f"it returned {type(result).__name__}, expected a pyarrow.Table, or None for no rows")
-    return result
-
-
 def writable(table: Any, bad_column: str | None = None, *, views: bool = False) -> Any:
     """The columns that are written, in the types that the encoder takes; with `views`, keys and values may be such."""
     import pyarrow as pa

@@ -23,9 +23,11 @@ from semel.spark.decided_transaction import DecidedHandle, DecidedReports, Decid
 from semel.spark.in_place import tasks_without_shuffle
 from semel.spark.ledger import LedgerError, MicroBatch
 from semel.spark.options import OptionError
+from semel.spark.postgres_lane import columns_of, stage_ranges
 from semel.spark.postgres_options import PostgresOptions, SinkTopics
 from semel.spark.postgres_tasks import row_column, stage_task
 from semel.spark.postgres_transaction import BatchHandle, PostgresTransaction
+from semel.spark.range_tasks import Step
 from semel.spark.sink import TransactionalSink, no_brokers
 from semel.spark.write_job import Reports, StageWatch, WriteJob, collected, settled, spark_notices
 from semel.spark.writing import COPIED, REPORT_COLUMNS, Report
@@ -49,6 +51,7 @@ class PostgresSink(TransactionalSink):
     )
 
     transaction_type: ClassVar[type[PostgresTransaction]] = PostgresTransaction
+    step: Step | None = None  # of the fast lane, whose rows are not those of Spark
 
     def __init__(self, options: PostgresOptions) -> None:
         super().__init__(options)
@@ -98,6 +101,12 @@ class PostgresSink(TransactionalSink):
 
     def _write(self, df: Any, batch: MicroBatch, handle: BatchHandle) -> Reports:
         options = self.options
+        if self.step is not None:
+            reports = stage_ranges(self.step, df, options, batch, handle)
+            self.transaction.columns = columns_of(reports)
+            if reports:
+                self._check_named([column.name for column in self.transaction.columns])
+            return reports
         stores = options.mode != DELETE
         columns = fitting(handle.table, [row_column(*pair) for pair in df.dtypes], options.aside(), stores=stores)
         self._check_named(df.columns)

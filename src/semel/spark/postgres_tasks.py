@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel import faults
 from semel.sinks.postgres.binary_copy import bad_times, wire_type
@@ -31,6 +31,9 @@ from semel.spark.writing import (
     report_batches,
     task_identity,
 )
+
+if TYPE_CHECKING:
+    from psycopg import Connection
 
 REPORTED = (BadRowError, *DATABASE_FAILURES)
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
@@ -118,27 +121,46 @@ def _reports(
     sets_aside: bool,
     batches: Iterator[Any],
 ) -> Iterator[Any]:
-    checked = (checked_values(batch, sets_aside) for batch in pulled(batches, FROM_SPARK) if batch.num_rows)
     try:
-        first = next(checked, None)
-        if first is None:
-            return
-        _, mark = task_identity()
-        rows = chain([first], checked)
-        del first
-        with worker_session(database) as session, stage(PRODUCE):
-            staged = session.run(
-                f"writing rows to a staging table at {database.where}",
-                lambda connection: fill(connection, stage_round, mark, columns, rows, with_reasons=sets_aside),
-            )
-        faults.hit("postgres_task.after_stage")
-        reports = [Report(0, staged.rows, 0, -1, -1, 0, mark)]
+        reports = stage_rows(database, stage_round, columns, sets_aside, pulled(batches, FROM_SPARK))
     except REPORTED as error:
         reports = [failure_report(error)]
-    yield from report_batches(reports)
+    if reports:
+        yield from report_batches(reports)
+
+
+def stage_rows(
+    database: Database,
+    stage_round: StagingRound,
+    columns: Sequence[WrittenColumn],
+    sets_aside: bool,
+    batches: Iterator[Any],
+) -> list[Report]:
+    """Writes the rows of this attempt into its staging table; one report if there were any."""
+    checked = (checked_values(batch, sets_aside) for batch in batches if batch.num_rows)
+    first = next(checked, None)
+    if first is None:
+        return []
+    _, mark = task_identity()
+    rows = chain([first], checked)
+    del first
+    with worker_session(database) as session, stage(PRODUCE):
+        staged = session.run(
+            f"writing rows to a staging table at {database.where}",
+            lambda connection: fill(connection, stage_round, mark, columns, rows, with_reasons=sets_aside),
+        )
+    faults.hit("postgres_task.after_stage")
+    return [Report(0, staged.rows, 0, -1, -1, 0, mark)]
 
 
 # --- a copy of what goes to topics ---
+# Where the server has lz4: its own pglz takes several times as long as all else that a copy costs the server.
+FAST_COMPRESSION = (
+    "SELECT set_config('default_toast_compression', 'lz4', true) FROM pg_settings "
+    "WHERE name = 'default_toast_compression' AND 'lz4' = ANY (enumvals)"
+)
+
+
 class CopyStage(NamedTuple):
     """Where an attempt at a task keeps a copy of the record batches that it writes to topics."""
 
@@ -152,11 +174,13 @@ class CopyStage(NamedTuple):
             return 0
         all_blobs = enumerate(chain([first], blobs))
         rows = (blob_batch(target, records, number, data) for number, (target, records, _, data) in all_blobs)
+
+        def work(connection: Connection[Any]) -> int:
+            connection.execute(FAST_COMPRESSION)
+            return fill(connection, self.stage, mark, _copy_columns(), rows).rows
+
         with worker_session(self.database) as session:
-            return session.run(
-                f"keeping a copy of records at {self.database.where}",
-                lambda connection: fill(connection, self.stage, mark, _copy_columns(), rows),
-            ).rows
+            return session.run(f"keeping a copy of records at {self.database.where}", work)
 
 
 def _copy_columns() -> list[WrittenColumn]:

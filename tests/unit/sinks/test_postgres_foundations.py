@@ -81,6 +81,7 @@ def test_no_repr_error_or_log_shows_the_password(dsn: str, caplog: pytest.LogCap
         f"postgresql://u:12/{SECRET}@host:5432/db",
         f"password={SECRET} hots=here",
         f"postgresql://u:{SECRET}%zz@h/d",
+        f"postgresql://u:x@{SECRET}@h/d",  # it was part of the host, which messages name
         "",
     ],
 )

@@ -70,6 +70,16 @@ def test_a_list_is_json_where_the_column_is_and_else_an_array(dsn: str, connecti
     assert found == [(each, each, each, ["x"][number:]) for number, each in enumerate(lists)]
 
 
+def test_a_column_may_become_json_while_the_program_runs(dsn: str, connection: psycopg.Connection) -> None:
+    """Columns were looked up once: an empty list was an object from then on."""
+    connection.execute("CREATE TABLE notes (n int, tags text[])")
+    writer = RowWriter(Postgres(dsn, table="notes"))
+    writer.write(connection, [TableRow({"n": 1, "tags": []})])
+    connection.execute("ALTER TABLE notes ALTER tags TYPE jsonb USING to_jsonb(tags)")
+    writer.write(connection, [TableRow({"n": 2, "tags": []}), TableRow({"n": 3, "tags": ["x"]})])
+    assert connection.execute("SELECT tags FROM notes ORDER BY n").fetchall() == [([],), ([],), (["x"],)]
+
+
 def test_a_statement_is_one_command(dsn: str, connection: psycopg.Connection) -> None:
     """Alone in its transaction it could be several, also a COMMIT without its offsets; beside others it could not."""
     several = Statement("INSERT INTO numbers VALUES (1); COMMIT; BEGIN")

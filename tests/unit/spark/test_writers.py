@@ -12,9 +12,10 @@ from semel.protocol.columns_encode import EncodeError
 from semel.spark import sink as sink_module
 from semel.spark.base_sink import BaseSink, SinkError
 from semel.spark.encoding import Encoder, Routing, Targets
-from semel.spark.fast_lane import FunctionError, as_table, writable
+from semel.spark.fast_lane import writable
 from semel.spark.ledger import LedgerEntry, MicroBatch, refuse_lost_state
 from semel.spark.options import OptionError
+from semel.spark.range_tasks import FunctionError, as_table
 from semel.spark.sink_options import ColumnError, SinkOptions, check_columns, writer_options, written_columns
 from semel.spark.transaction import BatchTransaction, RefusedError, source_offsets
 

@@ -83,7 +83,7 @@ class TableWriter:
                 f"the rows for table {target.text!r} lack {', '.join(missing) or 'all columns'}; they have "
                 f"{', '.join(rows.column_names) or 'none'}"
             )
-        rows = _plain(rows.select(key) if mode == DELETE else rows, target)
+        rows = plain(rows.select(key) if mode == DELETE else rows, target)
         _refuse_bad_values(rows, key)
         fields = [RowColumn(field.name, str(field.type), field.type) for field in rows.schema]
         columns = fitting(target, fields, stores=mode != DELETE)
@@ -124,7 +124,7 @@ def _joined(made: Iterable[TableForTable]) -> Iterable[TableForTable]:
         yield TableForTable(run[0].name, pa.concat_tables([one.rows for one in run]))
 
 
-def _plain(rows: Any, target: TargetTable) -> Any:
+def plain(rows: Any, target: TargetTable) -> Any:
     """In types that PostgreSQL has a counterpart of. A column of nothing but nulls, or of empty lists, has no type in
     Arrow: it gets that of the table."""
     import pyarrow as pa
@@ -149,6 +149,8 @@ def _counterpart(kind: Any) -> Any:
         pa.uint32(): pa.int64(),
         pa.float16(): pa.float32(),
         pa.date64(): pa.date32(),
+        pa.string_view(): pa.string(),
+        pa.binary_view(): pa.binary(),
     }
     if pa.types.is_dictionary(kind):
         return _counterpart(kind.value_type)

@@ -124,8 +124,11 @@ def _parse(dsn: str) -> dict[str, Any]:
     except psycopg.Error:
         parameters = {}
     ports = str(parameters.get("port") or "").replace(",", "")
-    # A password with a / ends the address early: its pieces are then the port and the name of the database.
-    if not parameters or not (ports.isdigit() or not ports) or "@" in str(parameters.get("dbname") or ""):
+    # A password with a / ends the address early: its pieces are then the port and the name of the database. One with an
+    # @ goes on in the host (where an @ may only be the first character: of a socket in Linux's abstract namespace).
+    hosts = str(parameters.get("host") or "").split(",")
+    is_cut = "@" in str(parameters.get("dbname") or "") or any("@" in host[1:] for host in hosts)
+    if not parameters or not (ports.isdigit() or not ports) or is_cut:
         # Neither the DSN nor libpq's message, which quotes pieces of it: a password may be in there.
         raise ConfigError(
             "the DSN cannot be read; expected postgresql://user:password@host:port/database (special characters of "

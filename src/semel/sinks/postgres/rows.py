@@ -32,7 +32,26 @@ SELECT a.attname::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
 AND coalesce(nullif(t.typbasetype, 0), t.oid) IN ('json'::regtype, 'jsonb'::regtype) -- also by a domain
 """
-_ENDS = re.compile(r"\s*(?:begin|start\s+transaction|commit|end|rollback|abort|prepare\s+transaction)\b", re.IGNORECASE)
+_LINE_END = re.compile(r"[\r\n]")
+_ENDS = re.compile(r"(?:begin|start\s+transaction|commit|end|rollback|abort|prepare\s+transaction)\b", re.IGNORECASE)
+
+
+def command_of(sql: str) -> str:
+    """Without what may stand before a command: spaces, semicolons, and comments, which nest."""
+    depth = at = 0
+    while at < len(sql):
+        if sql.startswith("/*", at):
+            depth, at = depth + 1, at + 2
+        elif depth and sql.startswith("*/", at):
+            depth, at = depth - 1, at + 2
+        elif depth or sql[at].isspace() or sql[at] == ";":
+            at += 1
+        elif sql.startswith("--", at):
+            found = _LINE_END.search(sql, at)
+            at = found.end() if found else len(sql)
+        else:
+            break
+    return sql[at:]
 
 
 _NO_ENDS = "semel begins and ends the transaction: leave COMMIT, ROLLBACK and BEGIN out"
@@ -49,6 +68,7 @@ class RowWriter:
 
     def write(self, connection: Connection[Any], effects: Iterable[TableRow | Statement]) -> int:
         """Sends everything in its order, many statements on their way at a time; the number of rows and statements."""
+        self._json.clear()  # a column may have been altered since
         runs = list(self._runs(connection, effects))
         if len(runs) == 1 and len(runs[0][1]) == 1 and runs[0][1][0]:  # without parameters, psycopg takes many commands
             self._execute(connection, *runs[0])
@@ -103,7 +123,7 @@ class RowWriter:
 
     def _statement(self, connection: Connection[Any], effect: TableRow | Statement) -> tuple[str, Sequence[Any]]:
         if isinstance(effect, Statement):
-            if _ENDS.match(effect.sql):
+            if _ENDS.match(command_of(effect.sql)):
                 raise DatabaseFatalError(f"the function returned the Statement {effect.sql!r}; {_NO_ENDS}")
             return effect.sql, effect.parameters
         table = effect.table or self._settings.table
