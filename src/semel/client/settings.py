@@ -136,13 +136,13 @@ def from_java(options: Mapping[str, Any]) -> dict[str, Any]:
     out = {name: value for name, value in options.items() if str(name).replace("_", ".") not in _JAVA_OPTIONS}
     jaas = named.get("sasl.jaas.config")
     if jaas is not None:
-        found = dict(re.findall(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"', str(jaas)))
-        if set(found) != {"username", "password"}:
+        found = {name: "".join(texts) for name, *texts in re.findall(_JAAS_OPTION, str(jaas))}
+        if not {"username", "password"} <= set(found):
             raise ConfigError(
                 'sasl.jaas.config must name username="..." and password="..." of a PLAIN or SCRAM login module; '
                 "or set sasl.username and sasl.password"
             )
-        out |= {f"sasl.{name}": re.sub(r"\\(.)", r"\1", text) for name, text in found.items()}
+        out |= {f"sasl.{name}": re.sub(r"\\(.)", r"\1", found[name]) for name in ("username", "password")}
     for store, option in (("truststore", "ssl.ca.location"), ("keystore", "ssl.certificate.location")):
         place = named.get(f"ssl.{store}.location")
         if place is None:
@@ -163,6 +163,9 @@ def common_options(options: Mapping[str, Any]) -> dict[str, Any]:
         name: value for name, value in options.items() if field_name(name) in common or dotted(name) in _JAVA_OPTIONS
     }
 
+
+# name=value; Java takes values in either kind of quotes, and words without.
+_JAAS_OPTION = r"""([\w.$-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([\w.$-]+))"""
 
 _JAVA_OPTIONS = frozenset(
     {

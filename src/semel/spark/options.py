@@ -123,6 +123,8 @@ IGNORED_CLIENT = (
     "kafka.client.rack",
     "kafka.connections.max.idle.ms",
     "kafka.socket.connection.setup.timeout.max.ms",
+    "kafka.metadata.recovery.strategy",
+    "kafka.metadata.recovery.rebootstrap.trigger.ms",
     "kafka.enable.metrics.push",
     "kafka.auto.include.jmx.reporter",
     "kafka.metric.reporters",

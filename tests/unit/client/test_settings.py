@@ -95,6 +95,14 @@ def test_the_java_clients_forms_of_security_options_are_understood() -> None:
         }
     )
     assert (settings.sasl_username, settings.sasl_password, settings.ssl_ca_location) == ("al", 'a"b;c', "/ca.pem")
+    for text, password in {
+        "username='al' password='b\"c;d' other=\"x\"": 'b"c;d',
+        "username=al password = se-cret_1.2$": "se-cret_1.2$",
+        "password=\"username='eve'\" username=al": "username='eve'",
+        "username='al' password=''": "",
+    }.items():
+        quoted = ClientSettings.of({**BOOT, "sasl.jaas.config": f"{module} {text};"})
+        assert (quoted.sasl_username, quoted.sasl_password) == ("al", password), "as Java's clients read it"
     with pytest.raises(ConfigError, match="export it as PEM"):
         ClientSettings.of({**BOOT, "ssl.truststore.location": "/store.jks"})
     with pytest.raises(ConfigError, match=r"sasl\.jaas\.config"):

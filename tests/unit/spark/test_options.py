@@ -74,6 +74,7 @@ def test_wrong_options_are_refused_by_name(changes, message):
 def test_settings_of_consumers_may_stay_when_the_format_changes():
     tuned = {"kafka.max.partition.fetch.bytes": "1000", "kafka.session.timeout.ms": "9000", "kafka.client.id": "me"}
     tuned |= {"kafka.client.dns.lookup": "use_all_dns_ips", "kafka.group.protocol": "consumer"}
+    tuned |= {"kafka.metadata.recovery.strategy": "rebootstrap"}
     assert parse(**tuned).client == {"bootstrap.servers": "h:1", "client.id": "me"}
 
 
