@@ -136,15 +136,21 @@ class SegmentList:
         return None
 
     def batch_of_highest_timestamp(self, start_offset: int) -> TimedBatch | None:
-        """The batch with the first record that has the highest timestamp of the log."""
-        with_time = [segment for segment in self.items if segment.load_max_timestamp() >= 0]
-        if not with_time:
+        """The batch with the first record that has the highest timestamp, from an offset on."""
+        top: tuple[Segment, int, BatchHeader] | None = None
+        for segment in self.items:
+            highest_ms = -1 if top is None else top[2].max_timestamp
+            if segment.load_max_timestamp() <= highest_ms:
+                continue
+            place = segment.find(segment.max_timestamp_offset)
+            if place is not None and place[1].last_offset < start_offset:
+                place = _newest(segment, start_offset)
+            if place is not None and place[1].max_timestamp > highest_ms:
+                top = segment, *place
+        if top is None:
             return None
-        top = max(with_time, key=lambda segment: segment.max_timestamp_ms)
-        place = top.find(top.max_timestamp_offset)
-        if place is None:
-            return None
-        return TimedBatch(top.read_batch(*place), place[1], place[1].max_timestamp, start_offset)
+        segment, position, header = top
+        return TimedBatch(segment.read_batch(position, header), header, header.max_timestamp, start_offset)
 
     # Growing
 
@@ -229,6 +235,13 @@ class SegmentList:
     def close(self) -> None:
         for segment in self.items:
             segment.close()
+
+
+def _newest(segment: Segment, start_offset: int) -> tuple[int, BatchHeader] | None:
+    """The first batch with the highest timestamp of what DeleteRecords left of a segment."""
+    found = segment.batches(segment.position_hint(start_offset))
+    left = (place for place in found if place[1].last_offset >= start_offset and place[1].record_count)
+    return max(left, key=lambda place: place[1].max_timestamp, default=None)
 
 
 def _first_batch(data: bytes, offset: int) -> int | None:

@@ -12,7 +12,15 @@ import pytest
 from semel.protocol.errors import ErrorCode
 from semel.storage import StorageError
 from semel.storage.checkpoints import RECOVERY_POINTS, read_offsets
-from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction, find_producer
+from tests.unit.storage.helpers import (
+    START_MS,
+    Folder,
+    all_records,
+    append,
+    append_in_transaction,
+    find_producer,
+    newest_record,
+)
 
 FOREVER = -1
 
@@ -73,6 +81,19 @@ def test_delete_records_raises_the_start_and_frees_segments(folder: Folder) -> N
         log.delete_records(41)
     assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
     assert log.delete_records(-1) == 40
+
+
+@pytest.mark.parametrize("segment_bytes", [500, 1 << 20])
+def test_highest_timestamp_is_one_of_those_that_are_left(folder: Folder, segment_bytes: int) -> None:
+    log = folder.log(segment_bytes=segment_bytes, retention_ms=FOREVER)
+    for after_ms in (0, 9000, 1000, 3000, 2000, 3000):
+        append(log, values=[b"x" * 50], timestamp_ms=START_MS + after_ms)
+    left = []
+    for start in range(7):
+        log.delete_records(start)
+        newest = newest_record(log)
+        left.append(None if newest is None else (newest.timestamp_ms - START_MS, newest.offset))
+    assert left == [(9000, 1), (9000, 1), (3000, 3), (3000, 3), (3000, 5), (3000, 5), None]
 
 
 @pytest.mark.parametrize("clean", [True, False])
