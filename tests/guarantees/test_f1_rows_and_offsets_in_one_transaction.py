@@ -24,6 +24,7 @@ from semel.patterns.process import Processor
 from semel.prove.database import PostgresProxy
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_topic
+from tests.support.sinks import execute
 from tests.support.waiting import PATIENCE_S, until
 
 PARTITIONS = 2
@@ -63,9 +64,7 @@ class Bank:
         self.sent += count
 
     def execute(self, statement: str) -> list[Any]:
-        with psycopg.connect(self.dsn) as connection:
-            cursor = connection.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+        return execute(self.dsn, statement)
 
     def total(self) -> int:
         return self.execute("SELECT sum(balance) FROM accounts")[0][0]

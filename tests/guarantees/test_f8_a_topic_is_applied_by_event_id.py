@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import psycopg
 import pytest
 from confluent_kafka import Producer
 
@@ -16,6 +15,7 @@ from semel.local.postgres import PostgresServer
 from semel.prove.database import PostgresProxy
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic
+from tests.support.sinks import execute
 from tests.support.waiting import PATIENCE_S
 
 EVENTS = 60
@@ -40,9 +40,7 @@ class Inbox:
         assert producer.flush(PATIENCE_S) == 0
 
     def execute(self, statement: str) -> list[Any]:
-        with psycopg.connect(self.dsn) as connection:
-            cursor = connection.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+        return execute(self.dsn, statement)
 
     def run(self, *, dsn: str | None = None, process: Any = None, **settings: Any) -> Any:
         sink = semel.Postgres(dsn or self.dsn, **{"event_id": "event-id", **settings})

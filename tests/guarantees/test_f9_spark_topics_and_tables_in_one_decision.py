@@ -38,6 +38,7 @@ from semel.spark.sink_options import Precautions
 from semel.spark.writing import COPIED, Report, write_blobs
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_topic
+from tests.support.sinks import SinkRun, execute
 from tests.support.spark_driver import Pipeline, SparkSite
 from tests.support.waiting import until
 
@@ -91,18 +92,6 @@ def at() -> Iterator[Callable[..., At]]:
 
     yield install
     faults.install(None)
-
-
-class Run:
-    """What a sink wants to know about the run that it belongs to."""
-
-    short_lived = ""
-
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
-
-    def is_stateful(self) -> bool:
-        return False
 
 
 class Frame:
@@ -159,9 +148,7 @@ class Ledger:
         self.batches = 0
 
     def execute(self, statement: str) -> list[Any]:
-        with psycopg.connect(self.dsn) as connection:
-            cursor = connection.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+        return execute(self.dsn, statement)
 
     def sink(self, dsn: str = "", transaction_timeout_ms: int = 60_000, **options: Any) -> Writing:
         topics = SinkTopics(
@@ -172,7 +159,7 @@ class Ledger:
         )
         database = Database(dsn or self.dsn, lock_timeout_ms=2_000)
         made = Writing(PostgresOptions(database, self.id, self.table, topics=topics, **options))
-        made._run = Run(f"run {len(self._sinks)}")  # type: ignore[assignment]
+        made._run = SinkRun(f"run {len(self._sinks)}")  # type: ignore[assignment]
         self._sinks.append(made)
         return made
 

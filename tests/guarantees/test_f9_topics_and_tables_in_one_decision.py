@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from confluent_kafka import Producer
 
@@ -31,6 +30,7 @@ from semel.prove.injection import Injection, command
 from semel.sinks.postgres.errors import FencedInDatabaseError
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_topic
+from tests.support.sinks import execute
 from tests.support.waiting import PATIENCE_S, until
 
 PARTITIONS = 2
@@ -92,9 +92,7 @@ class Ledger:
         self.sent += count
 
     def execute(self, statement: str) -> list[Any]:
-        with psycopg.connect(self.dsn) as connection:
-            cursor = connection.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+        return execute(self.dsn, statement)
 
     def rows(self) -> set[int]:
         return {number for (number,) in self.execute("SELECT number FROM entries")}

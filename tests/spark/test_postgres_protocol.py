@@ -30,21 +30,7 @@ from semel.spark.postgres_sink import PostgresSink, postgres_sink
 from semel.spark.postgres_transaction import BatchHandle
 from semel.spark.writing import Report
 from tests.support.missing import skip_loudly
-
-
-class Run:
-    """What a sink wants to know about the run that it belongs to."""
-
-    short_lived = ""
-
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
-
-    def is_stateful(self) -> bool:
-        return False
-
-    def lag(self) -> dict[Any, int]:
-        return {}
+from tests.support.sinks import SinkRun, micro_batch
 
 
 class Frame:
@@ -91,13 +77,12 @@ class Application:
     def sink(self, run: str = "run", dsn: str = "", lock_timeout_ms: int = 2_000, **options: Any) -> Writing:
         database = Database(dsn or self.dsn, lock_timeout_ms=lock_timeout_ms)
         made = Writing(PostgresOptions(database, options.pop("application_id", "app"), "out", **options))
-        made._run = Run(run)  # type: ignore[assignment]
+        made._run = SinkRun(run)  # type: ignore[assignment]
         self.sinks.append(made)
         return made
 
     def batch(self, number: int, start: int, end: int, query: str = "q") -> MicroBatch:
-        starts, ends = ([json.dumps({"in": {"0": at}}, separators=(",", ":"))] for at in (start, end))
-        return MicroBatch(query, number, list(starts), list(ends))
+        return micro_batch("in", number, start, end, query)
 
     def values(self) -> list[int]:
         return [row[0] for row in self.connection.execute("SELECT id FROM out ORDER BY id")]

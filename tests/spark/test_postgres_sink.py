@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 import semel
+from tests.support.sinks import execute
 
 TYPED = (
     "id bigint PRIMARY KEY, who text, amount numeric(12, 2), at timestamptz, day date, ok boolean, raw bytea, "
@@ -46,9 +47,7 @@ class Query:
         (folder / "in").mkdir()
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.dsn) as connection:
-            cursor = connection.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+        return execute(self.dsn, statement)
 
     def add(self, name: str, *rows: dict[str, Any]) -> None:
         (self.folder / "in" / name).write_text("\n".join(json.dumps(row) for row in rows))

@@ -36,25 +36,13 @@ from semel.spark.transaction import FencedSinkError, RefusedError
 from semel.spark.writing import Report
 from tests.support.broker import Cluster
 from tests.support.reading import read_values
+from tests.support.sinks import SinkRun, micro_batch
 from tests.support.waiting import until
 
 SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 BOTH = pytest.mark.parametrize(
     "cluster", ["semel", pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])], indirect=True
 )
-
-
-class Run:
-    """What a sink wants to know about the run that it belongs to."""
-
-    short_lived = ""
-
-    def __init__(self, stateful: bool = False, run_id: str | None = None) -> None:
-        self._stateful = stateful
-        self.run_id = run_id or str(uuid.uuid4())
-
-    def is_stateful(self) -> bool:
-        return self._stateful
 
 
 class Frame:
@@ -78,14 +66,13 @@ class Application:
 
     def sink(self, stateful: bool = False, run_id: str | None = None, **options: Any) -> Sink:
         made = Sink(SinkOptions(self.bootstrap, self.id, topic=self.output, **options))
-        made._run = Run(stateful, run_id)  # type: ignore[assignment]
+        made._run = SinkRun(run_id, stateful)  # type: ignore[assignment]
         made.job = write
         self.sinks.append(made)
         return made
 
     def batch(self, number: int, start: int, end: int, query: str = "q") -> MicroBatch:
-        starts, ends = ([json.dumps({self.source: {"0": at}}, separators=(",", ":"))] for at in (start, end))
-        return MicroBatch(query, number, list(starts), list(ends))
+        return micro_batch(self.source, number, start, end, query)
 
     @property
     def ledger(self) -> str:
@@ -291,7 +278,7 @@ def test_second_sink_of_the_same_run_and_id_is_refused_at_most_once_too(
 
     def sink(run_id: str) -> PlainSink:
         made = PlainSink(SinkOptions(app.bootstrap, app.id, topic=app.output, guarantee="at_most_once"))
-        made._run = Run(run_id=run_id)  # type: ignore[assignment]
+        made._run = SinkRun(run_id)  # type: ignore[assignment]
         return made
 
     with closing(sink("run")) as first, closing(sink("run")) as second, closing(sink("another")) as restarted:
