@@ -125,7 +125,13 @@ def test_json_of_other_tools_is_taken(run: Run, topic: str, shared_semel_broker:
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"), [(b"{", "no JSON"), (b"[1]", "expected a JSON object"), (b"[" * 100_000, "no JSON")]
+    ("line", "reason"),
+    [
+        (b'{"value": [1e999]}', "not JSON compliant"),
+        (b"{", "no JSON"),
+        (b"[1]", "expected a JSON object"),
+        (b"[" * 100_000, "no JSON"),
+    ],
 )
 def test_broken_json_is_named_by_its_place(run: Run, topic: str, line: bytes, reason: str) -> None:
     done = run("produce", topic, "-J", stdin=b'{"value": "ok"}\n' + line)

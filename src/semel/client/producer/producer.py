@@ -79,7 +79,7 @@ class Producer(ProducerBase, Closing):
             ),
         )
         self._thread: _SenderThread | None = None
-        self._start_lock = threading.Lock()
+        self._start_lock = threading.RLock()
         self._owner_pid = os.getpid()
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
@@ -246,10 +246,13 @@ class Producer(ProducerBase, Closing):
     @timeout_in_ms
     def close(self, *, timeout_ms: float | None = None) -> None:
         """Sends what is left (up to the timeout), aborts an open transaction, ends the thread. May be called twice."""
-        if self._closed or os.getpid() != self._owner_pid:
+        if os.getpid() != self._owner_pid:
             self._closed = True
             return
-        self._closed = True
+        with self._start_lock:  # from here on no thread is started
+            if self._closed:
+                return
+            self._closed = True
         deadline = self._longest(timeout_ms)
         if self._thread is threading.current_thread():
             deadline = Deadline(0)
@@ -295,6 +298,7 @@ class Producer(ProducerBase, Closing):
 
     def _start(self) -> None:
         with self._start_lock:
+            self._check_open()  # another thread may have closed it meanwhile
             if self._thread is None:
                 thread = _SenderThread(self._sender)
                 self._finalizer = weakref.finalize(self, thread.finish)

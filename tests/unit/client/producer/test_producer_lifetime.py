@@ -201,3 +201,13 @@ def test_a_callback_may_close_its_producer(shared_semel_broker: SemelBroker, top
     producer.send(topic, b"x").add_done_callback(close)
     until(lambda: set(sender_threads()) <= before, "the thread is still there")
     assert isinstance(left[0].exception(timeout_ms=PATIENCE_S * 1000), ClosedError)
+
+
+def test_a_send_that_another_thread_s_close_overtakes_starts_no_thread() -> None:
+    """It would live on: close() has stopped the one that there was, or none."""
+    producer = Producer(bootstrap_servers="127.0.0.1:1")
+    producer._check_open()  # of a send() in one thread
+    producer.close()
+    with pytest.raises(ClosedError):
+        producer._start()
+    assert producer._thread is None
