@@ -89,6 +89,8 @@ class ClientSettings:
             value = getattr(self, item.name)
             if item.name.endswith("_timeout_ms") and value <= 0:
                 raise ConfigError(f"{dotted(item.name)} is {value}; it must be a positive number of milliseconds")
+            if item.name.endswith("_ms") and not value >= 0:  # nan is not
+                raise ConfigError(f"{dotted(item.name)} is {value}; it must be a number of milliseconds from 0 up")
         if self.uses_sasl and (self.sasl_username is None or self.sasl_password is None):
             raise ConfigError(
                 f"security.protocol={self.security_protocol} needs sasl.username and sasl.password; "

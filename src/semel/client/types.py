@@ -105,6 +105,12 @@ def _checked_offset(at: Any) -> OffsetAndMetadata:
     offset = number_of(given.offset)
     if not 0 <= offset < 2**63:
         raise ConfigError(f"a committed offset is that of the next record to read, a number from 0 up, not {at!r}")
+    if not isinstance(given.metadata, str | None):
+        raise ConfigError(f"the metadata of a committed offset is text, not {given.metadata!r}")
+    if not isinstance(given.leader_epoch, int) or not -1 <= given.leader_epoch < 2**31:
+        raise ConfigError(
+            f"the leader epoch of a committed offset is a number, or -1 for none, not {given.leader_epoch!r}"
+        )
     return given._replace(offset=offset)
 
 

@@ -24,7 +24,7 @@ import msgspec
 from semel.client.consumer import Consumer
 from semel.client.dead_letters import REASON_CHARACTERS, reason_of
 from semel.client.errors import ConfigError, TimedOutError
-from semel.client.timing import Backoff, timeout_in_ms
+from semel.client.timing import Backoff, Deadline, timeout_in_ms
 from semel.client.types import ConsumerRecord, TopicPartition
 from semel.patterns.entity_writer import EntityAppend, EntityReply, EntityWriter
 from semel.patterns.process import Processor
@@ -174,9 +174,9 @@ class EntityView:
 def wait_for_version(token: str, version_of: Callable[[str], int | None], *, timeout_ms: float = 10_000) -> int:
     """For a projection of one's own: calls `version_of(entity)` until it has what the token names."""
     entity, wanted = parse_token(token)
-    deadline_s, pauses = time.monotonic() + timeout_ms / 1000, Backoff(2, 200)
+    deadline, pauses = Deadline(timeout_ms / 1000), Backoff(2, 200)
     while (found := version_of(entity) or 0) < wanted:
-        if time.monotonic() >= deadline_s:
+        if deadline.expired:
             raise TimedOutError(
                 f"the projection has version {found} of {entity!r}, not {wanted}, after {timeout_ms:g} ms"
             )

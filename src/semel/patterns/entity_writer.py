@@ -190,8 +190,8 @@ class EntityWriter:
         odd = [event for event in data if not isinstance(event, bytes | bytearray | memoryview)]
         if odd:  # no owner could read the command, nor reply to it
             raise ConfigError(f"an event is {type(odd[0]).__name__}; expected bytes or str, such as json.dumps(...)")
-        if command_id is not None and not isinstance(command_id, str | uuid.UUID):
-            raise ConfigError(f"command_id is {command_id!r}; expected a str")
+        if command_id is not None and not (command_id and isinstance(command_id, str | uuid.UUID)):
+            raise ConfigError(f"command_id is {command_id!r}; expected a str that names the command")
         if not isinstance(expected_version, int) or expected_version < 0:
             raise ConfigError(f"the expected version is {expected_version!r}; expected a number, 0 for a new entity")
         attempt = uuid.uuid4().hex

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from semel.client.dead_letters import REASON_CHARACTERS, reason_of
 from semel.client.errors import ConfigError, KafkaError, TimedOutError
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
-from semel.client.timing import timeout_in_ms
+from semel.client.timing import Deadline, timeout_in_ms
 from semel.client.types import ConsumerRecord, TopicPartition
 from semel.client.waiting import Flag
 from semel.patterns.process import Processor, Stats
@@ -391,14 +390,14 @@ class Sagas:
     @timeout_in_ms
     def wait(self, saga: str, *, timeout_ms: float = 60_000) -> SagaState:
         """The saga when it has ended. Reads the log from its beginning: for scripts and tests."""
-        deadline_s = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms / 1000)
         found: SagaState | None = None
         with self._reader() as consumer:
             place = TopicPartition(f"{self.name}.log", partition_for_key(saga.encode(), self._check_partitions()))
             consumer.assign([place])
             consumer.seek_to_beginning(place)
             while found is None or found.status not in ENDED:
-                if time.monotonic() > deadline_s:
+                if deadline.expired:
                     state = "not started" if found is None else f"{found.status} at step {found.step!r} {found.error}"
                     raise TimedOutError(f"saga {saga!r} has not ended within {timeout_ms:g} ms: it is {state}")
                 for record in consumer.poll(POLL_MS):

@@ -44,6 +44,21 @@ def test_what_is_no_offset_fails_no_transaction(at: Any) -> None:
         asyncio.run(send())
 
 
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        ((7, b"note"), "the metadata of a committed offset is text"),
+        ((7, "note", "2"), "leader epoch"),
+        ((7, "note", 2**31), "leader epoch"),
+        ((7, "note", None), "leader epoch"),
+    ],
+)
+def test_metadata_that_no_request_can_hold_is_named(at: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        checked_offsets({PLACE: at})
+    assert checked_offsets({PLACE: (7, None)})[PLACE].offset == 7
+
+
 def test_numbers_of_columns_name_partitions_and_times() -> None:
     assert checked_partitions([("orders", np.int32(3))]) == [PLACE]
     assert timestamp_ms(np.int64(5)) == 5

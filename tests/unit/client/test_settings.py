@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from semel.client.errors import ConfigError
-from semel.client.settings import ClientSettings, ProducerSettings, parse_address
+from semel.client.settings import ClientSettings, ConsumerSettings, ProducerSettings, parse_address
 
 BOOT = {"bootstrap.servers": "a:1,b:2"}
 
@@ -107,3 +107,14 @@ def test_the_java_clients_forms_of_security_options_are_understood() -> None:
         ClientSettings.of({**BOOT, "ssl.truststore.location": "/store.jks"})
     with pytest.raises(ConfigError, match=r"sasl\.jaas\.config"):
         ClientSettings.of({**BOOT, "sasl.jaas.config": "com.sun.Krb5LoginModule required;"})
+
+
+@pytest.mark.parametrize("kind", [ClientSettings, ConsumerSettings, ProducerSettings])
+def test_no_duration_is_negative_or_nan(kind: type[ClientSettings]) -> None:
+    names = [name for name in kind.__dataclass_fields__ if name.endswith("_ms")]
+    assert len(names) > 5
+    for name in names:
+        with pytest.raises(ConfigError, match=name.replace("_", r"\.")):
+            kind.of(bootstrap_servers="a:1", **{name: -1})
+    with pytest.raises(ConfigError, match=r"linger\.ms is nan"):
+        ProducerSettings.of(bootstrap_servers="a:1", linger_ms=float("nan"))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from semel.client.errors import TimedOutError
+from semel.client.errors import ConfigError, TimedOutError
 from semel.client.settings import ConsumerSettings
 from semel.client.types import ConsumerRecord, TopicPartition
-from semel.patterns.entities import EntityView
+from semel.patterns.entities import EntityView, wait_for_version
 from semel.patterns.topics import read_up_to
 
 PLACE = TopicPartition("accounts", 0)
@@ -82,3 +82,10 @@ def test_reading_up_to_the_end_ends_when_a_broker_has_gone() -> None:
         for _ in read_up_to(topic, {PLACE: 2}):  # type: ignore[arg-type]
             pass
     assert [len(polled) for polled in read_up_to(Topic([[], [event(0, b"a", 1, b"1")]]), {PLACE: 1})] == [0, 1]  # type: ignore[arg-type]
+
+
+def test_waiting_for_a_version_ends_or_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a timeout is nan"):
+        wait_for_version("3@acc-7", lambda _: 2, timeout_ms=float("nan"))
+    with pytest.raises(TimedOutError, match="version 2 of 'acc-7', not 3"):
+        wait_for_version("3@acc-7", lambda _: 2, timeout_ms=0)

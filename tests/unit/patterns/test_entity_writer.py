@@ -42,6 +42,7 @@ def test_a_command_that_was_sent_may_be_applied_although_its_reply_cannot_be_rea
         ([{"type": "withdrawn"}], None, "event is dict"),
         ([b"x", None], None, "event is NoneType"),
         ([b"x"], 42, "command_id is 42"),
+        ([b"x"], "", "command_id is ''"),
     ],
 )
 def test_what_no_owner_can_read_is_refused_at_once(events: list[Any], command_id: Any, problem: str) -> None:

@@ -19,6 +19,7 @@ from semel.patterns.saga_states import (
     SagaTable,
     check_steps,
 )
+from semel.patterns.sagas import Sagas
 
 
 def nothing(_: Any) -> None:
@@ -174,3 +175,8 @@ def test_numbers_of_a_step_are_whole(option: str, value: object) -> None:
     """With another, every saga of these steps would be set aside as one that cannot be started."""
     with pytest.raises(ConfigError, match=f"step 'pay' has {option}={value!r}"):
         check_steps([SagaStep("pay", nothing, **{option: value})])  # type: ignore[arg-type]
+
+
+def test_waiting_for_a_saga_does_not_last_for_ever() -> None:
+    with pytest.raises(ConfigError, match="a timeout is nan"):
+        Sagas("transfer", [SagaStep("debit", print)]).wait("t-1", timeout_ms=float("nan"))

@@ -66,8 +66,9 @@ class PendingCommit:
         self.retry_at_s = now_s + wait_s
         return False
 
-    def expired(self) -> None:
-        self.error = self._timed_out(self._first_error)
+    def expired(self, first: PendingCommit) -> None:
+        """`first` of the queue, which may be this one: what others wait for."""
+        self.error = self._timed_out(self._first_error or first._first_error)
 
     def _timed_out(self, last: KafkaError | None) -> TimedOutError:
         cause = f"the last try: {last}" if last is not None else "the coordinator did not respond"
@@ -123,8 +124,8 @@ class CommitsCore:
 
     def withdraw(self, commit: PendingCommit) -> None:
         """Its caller does not wait any longer, and gets the error itself."""
+        commit.expired(self._queue[0])
         self._queue.remove(commit)
-        commit.expired()
         self._count(commit)
 
     # --- sending ---
@@ -132,7 +133,7 @@ class CommitsCore:
     def expire(self, now_s: float) -> None:
         """Fails what waited too long to be sent. A request on its way has a deadline of its own."""
         for commit in [each for each in self._queue if not each.is_sent and each.deadline_s <= now_s]:
-            commit.expired()
+            commit.expired(self._queue[0])
             self._finish(commit)
 
     def next_to_send(self, now_s: float) -> PendingCommit | None:

@@ -267,11 +267,14 @@ class CommitDriver(Generic[Connection]):
         return commit
 
     async def commit(self, member: GroupMetadata, offsets: Offsets, deadline: Deadline) -> None:
-        """Waits for the commits before it and for its own; raises if the group does not have the offsets."""
+        """Waits for the commits before it and for its own; raises if the group does not have the offsets. If it is
+        interrupted, the group may have them or not."""
         commit = self.send(member, offsets, _ignored, deadline.remaining_s(), retried=True)
-        await self.wait(lambda: commit.is_done, deadline)
-        if not commit.is_done:
-            self._core.withdraw(commit)
+        try:
+            await self.wait(lambda: commit.is_done, deadline)
+        finally:  # Ctrl-C, or cancelled: later ones do not wait for it
+            if not commit.is_done:
+                self._core.withdraw(commit)
         if commit.error is not None:
             raise commit.error
 

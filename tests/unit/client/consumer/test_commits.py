@@ -143,3 +143,14 @@ def test_stale_commit_that_is_not_retried_may_succeed_later() -> None:
     commits.responded(commit, STALE, 0.0)
     assert commit.is_done
     assert isinstance(commit.error, RetriableError)
+
+
+def test_commit_that_waited_for_another_one_names_what_that_failed_with() -> None:
+    commits = core()
+    first, second, third = add(commits, 1, retried=True), add(commits, 2, timeout_s=1.0), add(commits, 3, timeout_s=9.0)
+    send(commits)
+    commits.responded(first, error_of(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "committing"), 0.0)
+    commits.expire(1.0)
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in str(second.error)
+    commits.withdraw(third)
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in str(third.error)

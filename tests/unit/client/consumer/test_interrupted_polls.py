@@ -10,6 +10,7 @@ import pytest
 from semel.client import Consumer, Producer
 from semel.client.consumer import base, decode, engine, fetcher, reader
 from semel.client.immediate import run
+from semel.client.types import TopicPartition
 from semel.local.brokers import SemelBroker
 from tests.support.reading import create_topic
 
@@ -112,3 +113,19 @@ UNUSED = {
     ("poll", "joined"), ("iteration", "joined"), ("poll_table", "rows"),
     ("poll", "drop_readable"), ("iteration", "drop_readable"), ("poll_table", "drop_readable"),
 }  # fmt: skip
+
+
+def test_a_commit_that_was_interrupted_keeps_no_later_one_waiting(
+    shared_semel_broker: SemelBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is tried again until its deadline, as the topic does not exist."""
+    topic = create_topic(shared_semel_broker.bootstrap, "behind-an-interrupted-commit")
+    options = {"group_id": topic, "enable_auto_commit": False, "default_api_timeout_ms": PATIENCE_MS}
+    with Consumer(bootstrap_servers=shared_semel_broker.bootstrap, **options) as consumer:
+        fired = interrupt(monkeypatch, engine.CommitDriver, "_ended", 2, after_it=True)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.commit({("there-is-no-such-topic", 0): 1})
+        assert fired
+        assert not len(consumer._engine.commits)
+        consumer.commit({(topic, 0): 5})
+        assert consumer.committed([(topic, 0)])[TopicPartition(topic, 0)].offset == 5
