@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from semel.spark.sink_options import SinkOptions, check_columns
+from semel.spark.sink_options import SinkOptions, check_columns, types_of
 
 log = logging.getLogger("semel.spark")
 COLUMNS = ("key", "value", "headers", "topic", "partition")
@@ -48,7 +48,7 @@ def why_state_differs(batch_id: int, written: str, now: str) -> str:
 
 def hashed_columns(df: Any, options: SinkOptions) -> list[str]:
     """The columns of a frame for topics that count; raises before Spark says what it cannot hash."""
-    types = dict(df.dtypes)
+    types = types_of(df.dtypes, options)
     check_columns(types, options)
     return [name for name in (*COLUMNS, options.bad_column) if name is not None and name in types]
 

@@ -263,7 +263,7 @@ WRITTEN_AS = {
 def prepared(df: Any, options: SinkOptions) -> Any:
     """Only what is written, in the types that tasks expect. A DataFrame that is like that already stays as it is: each
     step costs every row, and every question to the JVM costs a small batch."""
-    types = dict(df.dtypes)
+    types = types_of(df.dtypes, options)
     check_columns(types, options)
     chosen = [cast(name, types) for name in WRITTEN_AS if name in types and (name != "topic" or options.extra_topics)]
     if options.partitioner == HASH and "key" in types:
@@ -277,6 +277,17 @@ def cast(name: str, types: dict[str, str]) -> str:
     """The expression for a column in the type that is written."""
     kind = WRITTEN_AS[name]
     return name if kind in (None, types[name]) else f"cast({name} AS {kind}) AS {name}"
+
+
+def types_of(columns: Iterable[tuple[str, str]], options: SinkOptions) -> dict[str, str]:
+    """The type of each column. A join may give several of one name, and Spark then says that an expression is
+    ambiguous which no user has written."""
+    found: dict[str, str] = {}
+    for name, kind in columns:
+        if name in found and name in WRITTEN_AS and (name != "topic" or options.extra_topics):
+            raise ColumnError(f"the DataFrame has several columns {name!r}; rename or drop all of them but one")
+        found[name] = kind
+    return found
 
 
 def check_columns(types: dict[str, str], options: SinkOptions) -> None:
@@ -334,7 +345,7 @@ def one_frame(given: Any, options: SinkOptions) -> Any:
 def _written(frame: Any, options: SinkOptions, names: set[str]) -> Any:
     """The columns that are written, in one type in all frames. A column that only others have is null, but for the
     timestamp, which every record has."""
-    types = dict(frame.dtypes)
+    types = types_of(frame.dtypes, options)
     check_columns(types, options)
     chosen = []
     for name in WRITTEN_AS:
@@ -365,7 +376,7 @@ def written_columns(batch: Any, options: SinkOptions) -> Any:
 
 def check_schema(schema: Any, options: SinkOptions) -> None:
     """The columns that a writer gets. Spark's hash is computed by Spark, so before the writer."""
-    types = {f.name: f.dataType.simpleString() for f in schema.fields}
+    types = types_of([(f.name, f.dataType.simpleString()) for f in schema.fields], options)
     check_columns(types, options)
     if options.partitioner == HASH and "key" in types and "partition" not in types:
         raise ColumnError(

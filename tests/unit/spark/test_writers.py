@@ -16,7 +16,7 @@ from semel.spark.fast_lane import writable
 from semel.spark.ledger import LedgerEntry, MicroBatch, refuse_lost_state
 from semel.spark.options import OptionError
 from semel.spark.range_tasks import FunctionError, as_table
-from semel.spark.sink_options import ColumnError, SinkOptions, check_columns, writer_options, written_columns
+from semel.spark.sink_options import ColumnError, SinkOptions, check_columns, types_of, writer_options, written_columns
 from semel.spark.transaction import BatchTransaction, RefusedError, source_offsets
 
 GIVEN = {"kafka.bootstrap.servers": "b:9092", "applicationId": "app", "topic": "out"}
@@ -229,3 +229,13 @@ def test_a_sink_in_foreach_is_told_to_use_foreach_batch(monkeypatch):
     monkeypatch.setattr("pyspark.sql.utils.is_remote", lambda: True)
     with pytest.raises(SinkError, match="Connect"):
         pickle.dumps(Local(options()))
+
+
+@pytest.mark.parametrize("name", ["key", "value", "partition"])
+def test_several_columns_of_one_name_are_refused(name: str) -> None:
+    given = [("value", "binary"), ("key", "binary"), ("partition", "int"), ("topic", "string"), ("other", "int")]
+    assert types_of([*given, ("topic", "string"), ("other", "int")], options()) == dict(given)
+    with pytest.raises(ColumnError, match=f"several columns '{name}'; rename or drop all of them but one"):
+        types_of([*given, (name, "string")], options())
+    with pytest.raises(ColumnError, match="several columns 'topic'"):
+        types_of([*given, ("topic", "string")], options(extra_topics=("in",)))
