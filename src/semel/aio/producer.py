@@ -33,7 +33,6 @@ from semel.client.producer.base import (
 )
 from semel.client.producer.batches import Headers
 from semel.client.producer.deliveries import TableShare
-from semel.client.producer.transaction import PreparedTransaction
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline, timeout_in_ms
 from semel.client.types import GroupMetadata, OffsetAndMetadata, checked_offsets, number_of
@@ -126,38 +125,20 @@ class AsyncProducer(ProducerBase):
             shares.append(TableShare(batch, first, part.row_count, rows))
         return shares
 
-    @timeout_in_ms
-    async def flush(self, *, timeout_ms: float | None = None) -> None:
-        """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""
-        await self._flush(timeout_ms)
-
-    @timeout_in_ms
-    async def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> int:
-        """How many partitions a topic has."""
-        self._check_open()
-        return len(await self._cluster.partitions(topic, self._block_s(timeout_ms)))
+    flush = ProducerBase._flush
+    partitions_for = ProducerBase._partitions_for
+    init_transactions = ProducerBase._init_transactions
+    begin_transaction = ProducerBase._begin_transaction
+    prepare_transaction = ProducerBase._prepare_transaction
+    complete_transaction = ProducerBase._complete_transaction
+    commit_transaction = ProducerBase._commit_transaction
+    abort_transaction = ProducerBase._abort_transaction
 
     def metrics(self) -> ProducerMetrics:
         """What it has sent so far, and what is on its way; also after close()."""
         return self._metrics(self._sender.core)
 
     # --- transactions ---
-    @timeout_in_ms
-    async def init_transactions(
-        self, *, keep_prepared: bool = False, timeout_ms: float | None = None
-    ) -> PreparedTransaction | None:
-        """Once, before the first transaction: fences earlier producers with this transactional.id and finishes what
-        they left. Can be called again if it timed out or was cancelled.
-
-        With `keep_prepared` (two-phase commit) what they left stays open and is returned, None if there is nothing:
-        `complete_transaction` ends it, and nothing else is possible before."""
-        self._check_two_phase("init_transactions(keep_prepared=True)", keep_prepared)
-        return await self._transactional().init(self._block_s(timeout_ms), keep_prepared)
-
-    async def begin_transaction(self) -> None:
-        """Everything sent from here on becomes visible together, at commit."""
-        await self._begin()
-
     @timeout_in_ms
     async def send_offsets_to_transaction(
         self,
@@ -181,37 +162,6 @@ class AsyncProducer(ProducerBase):
         except asyncio.CancelledError:
             sending.add_done_callback(lambda task: task.cancelled() or task.exception())  # the transaction has it
             raise
-
-    @timeout_in_ms
-    async def prepare_transaction(
-        self, *, may_time_out: bool = False, timeout_ms: float | None = None
-    ) -> PreparedTransaction:
-        """Two-phase commit: waits until the broker has everything of the transaction, which accepts nothing more and
-        does not time out. Store what it returns where the decision is made, then call `complete_transaction`.
-
-        `may_time_out`: also without two-phase commit. The coordinator then aborts the transaction at its timeout."""
-        self._check_two_phase("prepare_transaction()", not may_time_out)
-        return await self._transactional().prepare(Deadline(self._block_s(timeout_ms)))
-
-    @timeout_in_ms
-    async def complete_transaction(
-        self, decided: PreparedTransaction | None, *, timeout_ms: float | None = None
-    ) -> bool:
-        """Commits the prepared transaction if it is the decided one, and aborts it if another one or none (None) was
-        decided. Returns whether it was committed. After a timeout call it again."""
-        self._check_two_phase("complete_transaction()")
-        return await self._transactional().complete(decided, Deadline(self._block_s(timeout_ms)))
-
-    @timeout_in_ms
-    async def commit_transaction(self, *, timeout_ms: float | None = None) -> None:
-        """Waits for all records of the transaction, then commits. After `CommitUncertainError` call it again. If it is
-        cancelled, nothing was committed, or the commit may have been sent: call it again, which settles it."""
-        await self._commit(timeout_ms)
-
-    @timeout_in_ms
-    async def abort_transaction(self, *, timeout_ms: float | None = None) -> None:
-        """Nothing of the transaction becomes visible. After a timeout or a cancellation call it again."""
-        await self._abort(timeout_ms)
 
     def transaction(self) -> AsyncProducerTransaction:
         """`async with producer.transaction() as txn:` commits at the end, and aborts if the block raises or is

@@ -60,13 +60,14 @@ _IN_SECONDS = {"timeout": "timeout_ms", "timeout_s": "timeout_ms", "start_timeou
 def timeout_in_ms(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """For a public call whose timeout is a keyword in milliseconds: a timeout in seconds, as other clients have it, is
     refused by the name that it has here, instead of being taken for milliseconds."""
+    public = call.__name__ if call.__name__.startswith("__") else call.__name__.removeprefix("_")
     kinds = [each.kind for each in inspect.signature(call).parameters.values()]
     most = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
     @functools.wraps(call)
     def checked(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
         if len(args) > most or not keywords.keys().isdisjoint(_IN_SECONDS):
-            raise _in_seconds(call.__name__, args[most:], keywords)
+            raise _in_seconds(public, args[most:], keywords)
         return call(*args, **keywords)
 
     return checked

@@ -15,6 +15,7 @@ base             what `Producer` and `semel.aio` share
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Loads what users import from here when it is first used: the modules of this package are used without it."""
-    if name not in ("PreparedTransaction", "Producer"):
+    home = {"Producer": "producer", "PreparedTransaction": "transaction"}.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from semel.client.producer import producer
-
-    return getattr(producer, name)
+    return getattr(import_module(f"{__name__}.{home}"), name)

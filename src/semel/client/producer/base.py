@@ -18,11 +18,11 @@ from semel.client.producer.coordinator import CoordinatorCalls
 from semel.client.producer.core import ProducerCore
 from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
 from semel.client.producer.sending import BatchSender
-from semel.client.producer.transaction import TransactionCore
+from semel.client.producer.transaction import PreparedTransaction, TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import TransactionCalls
 from semel.client.settings import ProducerSettings
-from semel.client.timing import Deadline
+from semel.client.timing import Deadline, timeout_in_ms
 from semel.protocol.partitioning import partition_for_key
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ log = logging.getLogger("semel.client")
 
 
 class ProducerBase:
-    """A producer without its driver."""
+    """A producer without its driver. Public calls are coroutines here, under names that begin with _."""
 
     _sender: BatchSender[Any]
+    _calls: ClusterCalls[Any]
 
     def __init__(
         self,
@@ -102,6 +103,7 @@ class ProducerBase:
         self, calls: ClusterCalls[Any], sender_of: Callable[[WriteIdentity, CoordinatorCalls | None], Driver]
     ) -> Driver:
         """The driver of this producer, and the calls of its transactions if it has a transactional id."""
+        self._calls = calls
         id_ = self.settings.transactional_id
         if id_ is None:
             return sender_of(IdempotentIdentity() if self.settings.is_idempotent else WriteIdentity(), None)
@@ -110,7 +112,9 @@ class ProducerBase:
         self._transactions = TransactionCalls(transaction, coordinator, sender)
         return sender
 
-    async def _flush(self, timeout_ms: float | None) -> None:
+    @timeout_in_ms
+    async def _flush(self, *, timeout_ms: float | None = None) -> None:
+        """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""
         self._check_open()
         deadline = self._longest(timeout_ms)
         if not await self._sender.flushed(deadline):
@@ -119,8 +123,27 @@ class ProducerBase:
                 "call flush() again, or see delivery.timeout.ms"
             )
 
+    @timeout_in_ms
+    async def _partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> int:
+        """How many partitions a topic has."""
+        self._check_open()
+        return len(await self._calls.partitions(topic, self._block_s(timeout_ms)))
+
     # --- transactions ---
-    async def _begin(self) -> None:
+    @timeout_in_ms
+    async def _init_transactions(
+        self, *, keep_prepared: bool = False, timeout_ms: float | None = None
+    ) -> PreparedTransaction | None:
+        """Once, before the first transaction: fences earlier producers with this transactional.id and finishes what
+        they left. Can be called again if it timed out or was cancelled.
+
+        With `keep_prepared` (two-phase commit) what they left stays open and is returned, None if there is nothing:
+        `complete_transaction` ends it, and nothing else is possible before."""
+        self._check_two_phase("init_transactions(keep_prepared=True)", keep_prepared)
+        return await self._transactional().init(self._block_s(timeout_ms), keep_prepared)
+
+    async def _begin_transaction(self) -> None:
+        """Everything sent from here on becomes visible together, at commit."""
         transactions = self._transactional()
         self._start()
         await transactions.begin(self._block_s(None))
@@ -130,10 +153,35 @@ class ProducerBase:
         """Starts what sends, if it does not run."""
         raise NotImplementedError
 
-    async def _commit(self, timeout_ms: float | None = None) -> None:
+    @timeout_in_ms
+    async def _prepare_transaction(
+        self, *, may_time_out: bool = False, timeout_ms: float | None = None
+    ) -> PreparedTransaction:
+        """Two-phase commit: waits until the broker has everything of the transaction, which accepts nothing more and
+        does not time out. Store what it returns where the decision is made, then call `complete_transaction`.
+
+        `may_time_out`: also without two-phase commit. The coordinator then aborts the transaction at its timeout."""
+        self._check_two_phase("prepare_transaction()", not may_time_out)
+        return await self._transactional().prepare(Deadline(self._block_s(timeout_ms)))
+
+    @timeout_in_ms
+    async def _complete_transaction(
+        self, decided: PreparedTransaction | None, *, timeout_ms: float | None = None
+    ) -> bool:
+        """Commits the prepared transaction if it is the decided one, and aborts it if another one or none (None) was
+        decided. Returns whether it was committed. After a timeout call it again."""
+        self._check_two_phase("complete_transaction()")
+        return await self._transactional().complete(decided, Deadline(self._block_s(timeout_ms)))
+
+    @timeout_in_ms
+    async def _commit_transaction(self, *, timeout_ms: float | None = None) -> None:
+        """Waits for all records of the transaction, then commits. After `CommitUncertainError`, or if it was cancelled,
+        call it again, which settles whether it was committed."""
         await self._transactional().commit(Deadline(self._block_s(timeout_ms)))
 
-    async def _abort(self, timeout_ms: float | None = None) -> None:
+    @timeout_in_ms
+    async def _abort_transaction(self, *, timeout_ms: float | None = None) -> None:
+        """Nothing of the transaction becomes visible. After a timeout or a cancellation call it again."""
         await self._transactional().abort(Deadline(self._block_s(timeout_ms)))
 
     async def _finish_work(self, deadline: Deadline) -> None:
@@ -214,8 +262,8 @@ class TransactionBlock:
 
     async def _enter(self) -> None:
         if self._producer._transactional().state is ProducerTxnState.ABORTING:  # the last block's abort timed out
-            await self._producer._abort()
-        await self._producer._begin()
+            await self._producer._abort_transaction()
+        await self._producer._begin_transaction()
         self._number = self._core.transaction_number
 
     async def _leave(self, error: BaseException | None) -> None:
@@ -223,7 +271,7 @@ class TransactionBlock:
             await self._abort()
             return
         try:
-            await self._producer._commit()
+            await self._producer._commit_transaction()
         except BaseException:  # not in time, failed, Ctrl-C, cancelled: this transaction must be ended here
             await self._abort()
             raise
@@ -234,7 +282,7 @@ class TransactionBlock:
         if self._producer._closed or self._producer._transactional().state not in ABORTED_AT_CLOSE:
             return
         try:
-            await self._producer._abort()
+            await self._producer._abort_transaction()
         except KafkaError as failure:
             log.warning("the transaction could not be aborted; the broker will at its timeout: %s", failure)
 

@@ -31,7 +31,7 @@ from semel.client.errors import (
     IllegalStateError,
     KafkaError,
 )
-from semel.client.immediate import Closing, run
+from semel.client.immediate import Closing, blocked, run
 from semel.client.metrics import ProducerMetrics
 from semel.client.producer.base import (
     ProducerBase,
@@ -41,7 +41,6 @@ from semel.client.producer.base import (
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Headers, Row
 from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
 from semel.client.producer.sender import Sender
-from semel.client.producer.transaction import PreparedTransaction
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline, timeout_in_ms
 from semel.client.types import GroupMetadata, OffsetAndMetadata, checked_offsets, number_of
@@ -161,16 +160,14 @@ class Producer(ProducerBase, Closing):
             batch, first = self._sender.append_table(topic, partition, part, transaction)
             yield TableShare(batch, first, part.row_count, rows)
 
-    @timeout_in_ms
-    def flush(self, *, timeout_ms: float | None = None) -> None:
-        """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""
-        run(self._flush(timeout_ms))
-
-    @timeout_in_ms
-    def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> int:
-        """How many partitions a topic has."""
-        self._check_open()
-        return len(self._cluster.partitions(topic, self._block_s(timeout_ms)))
+    flush = blocked(ProducerBase._flush)
+    partitions_for = blocked(ProducerBase._partitions_for)
+    init_transactions = blocked(ProducerBase._init_transactions)
+    begin_transaction = blocked(ProducerBase._begin_transaction)
+    prepare_transaction = blocked(ProducerBase._prepare_transaction)
+    complete_transaction = blocked(ProducerBase._complete_transaction)
+    commit_transaction = blocked(ProducerBase._commit_transaction)
+    abort_transaction = blocked(ProducerBase._abort_transaction)
 
     def metrics(self) -> ProducerMetrics:
         """What it has sent so far, and what is on its way. Any thread may call it, also after close()."""
@@ -179,22 +176,6 @@ class Producer(ProducerBase, Closing):
             return self._metrics(self._sender.core)
 
     # --- transactions ---
-    @timeout_in_ms
-    def init_transactions(
-        self, *, keep_prepared: bool = False, timeout_ms: float | None = None
-    ) -> PreparedTransaction | None:
-        """Once, before the first transaction: fences earlier producers with this transactional.id and finishes what
-        they left. Can be called again if it timed out.
-
-        With `keep_prepared` (two-phase commit) what they left stays open and is returned, None if there is nothing:
-        `complete_transaction` ends it, and nothing else is possible before."""
-        self._check_two_phase("init_transactions(keep_prepared=True)", keep_prepared)
-        return run(self._transactional().init(self._block_s(timeout_ms), keep_prepared))
-
-    def begin_transaction(self) -> None:
-        """Everything sent from here on becomes visible together, at commit."""
-        run(self._begin())
-
     @timeout_in_ms
     def send_offsets_to_transaction(
         self,
@@ -207,34 +188,6 @@ class Producer(ProducerBase, Closing):
         (`consumer.group_metadata()`): it lets the broker refuse a member that lost its partitions."""
         group = GroupMetadata.for_transaction(group_metadata)
         run(self._transactional().send_offsets(checked_offsets(offsets), group, self._block_s(timeout_ms)))
-
-    @timeout_in_ms
-    def prepare_transaction(
-        self, *, may_time_out: bool = False, timeout_ms: float | None = None
-    ) -> PreparedTransaction:
-        """Two-phase commit: waits until the broker has everything of the transaction, which accepts nothing more and
-        does not time out. Store what it returns where the decision is made, then call `complete_transaction`.
-
-        `may_time_out`: also without two-phase commit. The coordinator then aborts the transaction at its timeout."""
-        self._check_two_phase("prepare_transaction()", not may_time_out)
-        return run(self._transactional().prepare(Deadline(self._block_s(timeout_ms))))
-
-    @timeout_in_ms
-    def complete_transaction(self, decided: PreparedTransaction | None, *, timeout_ms: float | None = None) -> bool:
-        """Commits the prepared transaction if it is the decided one, and aborts it if another one or none (None) was
-        decided. Returns whether it was committed. After a timeout call it again."""
-        self._check_two_phase("complete_transaction()")
-        return run(self._transactional().complete(decided, Deadline(self._block_s(timeout_ms))))
-
-    @timeout_in_ms
-    def commit_transaction(self, *, timeout_ms: float | None = None) -> None:
-        """Waits for all records of the transaction, then commits. After `CommitUncertainError` call it again."""
-        run(self._commit(timeout_ms))
-
-    @timeout_in_ms
-    def abort_transaction(self, *, timeout_ms: float | None = None) -> None:
-        """Nothing of the transaction becomes visible. After a timeout call it again."""
-        run(self._abort(timeout_ms))
 
     def transaction(self) -> ProducerTransaction:
         """`with producer.transaction() as txn:` commits at the end, and aborts if the block raises or the commit could
