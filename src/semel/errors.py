@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from semel.spark.encoding import TargetError as TargetError
     from semel.spark.ledger import LedgerError as LedgerError
     from semel.spark.ledger import LostLedgerError as LostLedgerError
+    from semel.spark.ledger import NoEntryError as NoEntryError
     from semel.spark.options import OptionError as OptionError
     from semel.spark.range_tasks import FunctionError as FunctionError
     from semel.spark.reading import DataLossError as DataLossError
@@ -125,7 +126,7 @@ _HOMES = {
     "semel.spark.batch_writer": "AlreadyDoneError QueryIdError",
     "semel.spark.checkpoint": "CheckpointError",
     "semel.spark.encoding": "BadRowError TargetError",
-    "semel.spark.ledger": "LedgerError LostLedgerError",
+    "semel.spark.ledger": "LedgerError LostLedgerError NoEntryError",
     "semel.spark.options": "OptionError",
     "semel.spark.range_tasks": "FunctionError",
     "semel.spark.reading": "DataLossError",
