@@ -9,8 +9,10 @@ import pytest
 from semel.broker.groups import Committer, OffsetToCommit
 from semel.broker.groups.classic_group import GroupError
 from semel.broker.groups.classic_group import GroupState as S
+from semel.broker.groups.consumer.planner import Beat
 from semel.broker.turns import MANY
 from semel.protocol.errors import ErrorCode as E
+from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest
 from tests.unit.broker_groups.world import REBALANCE_MS, SESSION_MS, World, in_world
 
 DAY_MS = 86_400_000
@@ -358,6 +360,63 @@ async def test_group_without_members_can_be_deleted_durably(world: World, crash:
     assert world.groups.find("g") is None
     assert world.committed() is None
     assert await world.groups.delete("g") is E.GROUP_ID_NOT_FOUND
+
+
+async def join_and_leave_consumer_group(world: World) -> None:
+    joins = ConsumerGroupHeartbeatRequest(
+        "g", "m", 0, rebalance_timeout_ms=1, subscribed_topic_names=["t"], topic_partitions=[]
+    )
+    for beat in (joins, ConsumerGroupHeartbeatRequest("g", "m", -1)):
+        await world.groups.consumers.heartbeat(Beat(beat, "c", "/127.0.0.1"))
+
+
+@pytest.mark.parametrize("kind", ["classic", "consumer"])
+@in_world()
+async def test_an_offset_that_is_on_its_way_to_the_log_goes_with_its_group(world: World, kind: str) -> None:
+    """It came before the deletion: it must not stay behind, under a group that nobody sees."""
+    if kind == "classic":
+        await world.commit(1)
+    else:
+        await join_and_leave_consumer_group(world)
+    world.log.held = []
+    committing = asyncio.create_task(world.commit(2, partition=1))
+    await world.settle()
+    deleting = asyncio.create_task(world.groups.delete("g"))
+    while not (committing.done() and deleting.done()):
+        await world.settle()
+        if world.log.held:
+            world.log.held.pop(0).set_result(None)
+    assert (committing.result(), deleting.result()) == (E.NONE, E.NONE)
+    for _ in range(2):
+        assert (world.committed(), world.committed(partition=1)) == (None, None)
+        assert world.groups.find("g") is None
+        assert world.groups.find_consumer_group("g") is None
+        await world.crash_and_restart()
+
+
+@pytest.mark.parametrize("kind", ["classic", "consumer"])
+@in_world()
+async def test_a_group_that_commits_while_it_expires_stays(world: World, kind: str) -> None:
+    if kind == "classic":
+        await world.commit(1)
+        await world.groups.commits.delete("g", [("t", 0)])
+    else:
+        await join_and_leave_consumer_group(world)
+    world.log.held = []
+    committing = asyncio.create_task(world.commit(2))
+    await world.settle()
+    expiring = asyncio.create_task(world.groups.expire_now())
+    await world.settle()
+    while not (committing.done() and expiring.done()):
+        if world.log.held:
+            world.log.held.pop(0).set_result(None)
+        await world.settle()
+    assert committing.result() is E.NONE
+    world.log.held = None
+    for _ in range(2):
+        assert world.committed() == 2
+        assert world.groups.find("g") or world.groups.find_consumer_group("g")
+        await world.crash_and_restart()
 
 
 @in_world()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Collection, Coroutine
@@ -143,7 +144,11 @@ class GroupCoordinator:
             return ErrorCode.NONE
         since_ms = group.state_time_ms
         group.enter(GroupState.DEAD, self._core.clock.now_ms())
+        await self.commits.settled(group.group_id)  # of the offsets on their way to the log none is left behind
         slots = self._core.offsets.slots_of(group.group_id)
+        if slots and event is GroupEvent.EXPIRE:  # it is used again
+            group.enter(GroupState.EMPTY, since_ms)
+            return ErrorCode.NONE
         records: list[GroupsRecord] = [
             *(OffsetRecord(slot, None) for slot in slots),
             GroupRecord(group.group_id, None),
@@ -173,7 +178,8 @@ class GroupCoordinator:
             await self.commits.write_tombstones(consumers.group_id, slots)
             is_empty = consumers.state is ConsumerGroupState.EMPTY
             if is_empty and not self._core.offsets.slots_of(consumers.group_id):
-                await self.delete(consumers.group_id)
+                with contextlib.suppress(GroupError):  # it is gone, or somebody joined
+                    await self.consumers.delete(consumers.group_id, unless_used=True)
         return ErrorCode.NONE
 
     def _run(self, work: Coroutine[object, object, ErrorCode]) -> None:

@@ -108,13 +108,17 @@ class ConsumerGroups:
             if draft.changes:
                 await self._store_without(group, draft)
 
-    async def delete(self, group_id: str) -> None:
-        """Deletes a group without members, and its offsets. GroupError: it has some, or could not be written."""
+    async def delete(self, group_id: str, *, unless_used: bool = False) -> None:
+        """Deletes a group without members, and its offsets; `unless_used`: if it has none. GroupError: it has members,
+        or could not be written."""
         async with self._locks.setdefault(group_id, asyncio.Lock()):
             group = self._core.consumer_groups.get(group_id)
             if group is None or group.state is not ConsumerGroupState.EMPTY:
                 raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND if group is None else ErrorCode.NON_EMPTY_GROUP)
+            await self._core.runtime.settled(self._core.partition_of(group_id))  # offsets on their way go with it
             slots = self._core.offsets.slots_of(group_id)
+            if slots and unless_used:
+                return
             await self._write(group_id, [*(OffsetRecord(slot, None) for slot in slots), *deletion_of(group_id)])
 
     def _find_or_draft(self, beat: Beat) -> Draft:
