@@ -222,6 +222,7 @@ class BaseSink(ABC):
         self._counters = SinkCounters()
         self._lock = threading.Lock()
         self._run: QueryRun | None = None
+        self.is_used = False  # by a query, or for a table pipeline
         self._called_for = -1  # the batch of the last call
         reserve_environment_of_active()  # the query that calls this sink does not run yet
 
@@ -274,7 +275,7 @@ class BaseSink(ABC):
             return self._run
         run = QueryRun(session)
         if self._run is None:
-            self._run = run
+            self._run, self.is_used = run, True
             if run.short_lived:
                 log.warning("%s. The next start would be refused, or write again what is written", run.short_lived)
         elif self._run.run_id != run.run_id:

@@ -19,6 +19,7 @@ from typing import Any
 
 from semel.client.producer.handle import TransactionHandle
 from semel.client.settings import common_options
+from semel.spark.base_sink import BaseSink
 from semel.spark.encoding import (
     BLOB_COLUMNS,
     BadRowError,
@@ -66,6 +67,11 @@ def table_pipeline(
               deterministic: a task may run it again
     by_key    True: rows go where Kafka's partitioner puts their key; False: to the partition they came from
     """
+    if isinstance(sink, BaseSink) and sink.is_used:
+        raise OptionError(
+            "the sink belongs to a query or table pipeline that was made before, which would go on with this function "
+            "and this source; make a new sink for every pipeline, and for every start"
+        )
     options = {k: str(v) for k, v in source.items()}
     if isinstance(sink, PostgresSink):
         _check_table_sink(sink, options, function, by_key)
@@ -78,6 +84,7 @@ def table_pipeline(
         step = Step(SourceOptions.parse(options, streaming=True), function, by_key, sink.options.bad_column)
         sink.job = partial(write_ranges, step)
     ranges = spark.readStream.format("semel").options(**options, emit="ranges").load()
+    sink.is_used = True
     return ranges.writeStream.foreachBatch(sink)
 
 
