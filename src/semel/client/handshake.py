@@ -81,7 +81,7 @@ def scram(hash_name: str, user: str, password: str, nonce: str | None = None) ->
     digest = hash_name.replace("-", "").lower()  # SHA-256 -> sha256
     nonce = nonce or secrets.token_urlsafe(24)
     first_bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
-    server_first = (yield f"n,,{first_bare}".encode()).decode()
+    server_first = _text((yield f"n,,{first_bare}".encode()))
 
     fields = _fields(server_first)
     salt, iterations = _challenge(fields, nonce)
@@ -94,7 +94,7 @@ def scram(hash_name: str, user: str, password: str, nonce: str | None = None) ->
     proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
     server_final = yield f"{final_bare},p={base64.b64encode(proof).decode()}".encode()
 
-    verdict = _fields(server_final.decode())
+    verdict = _fields(_text(server_final))
     if "e" in verdict:
         raise AuthenticationError(f"SCRAM: the broker refused: {verdict['e']}; check sasl.username and sasl.password")
     expected = hmac.digest(hmac.digest(salted, b"Server Key", digest), signed, digest)
@@ -119,6 +119,13 @@ def _challenge(fields: dict[str, str], nonce: str) -> tuple[bytes, int]:
             f"to {MAX_SCRAM_ITERATIONS}"
         )
     return _decoded(fields.get("s", "")), iterations
+
+
+def _text(message: bytes) -> str:
+    try:
+        return bytes(message).decode()
+    except UnicodeDecodeError:
+        raise AuthenticationError(f"SCRAM: the server sent {bytes(message)!r:.100}, which is not text") from None
 
 
 def _fields(message: str) -> dict[str, str]:

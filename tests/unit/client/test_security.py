@@ -77,13 +77,14 @@ def test_a_server_that_does_not_know_the_password_is_found_out() -> None:
         ("r=mineX,s=c2FsdA==", "no iteration count"),
         ("r=mineX,s=!!!,i=4096", "not base64"),
         ("e=unknown-user", "unknown-user"),
+        ("r=\udcff", "not text"),
     ],
 )
 def test_a_wrong_challenge_is_refused(challenge: str, message: str) -> None:
     exchange = scram("SHA-256", "user", "pass", nonce="mine")
     next(exchange)
     with pytest.raises(AuthenticationError, match=message):
-        exchange.send(challenge.encode())
+        exchange.send(challenge.encode(errors="surrogateescape"))
 
 
 def test_certificates_that_cannot_be_read_are_named() -> None:

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from semel.client.errors import KafkaError, UnsupportedByBrokerError, error_of
+from semel.client.errors import FatalError, KafkaError, UnsupportedByBrokerError, error_of
 from semel.client.group.assignors import (
     ASSIGNORS,
     NO_GENERATION,
@@ -38,7 +38,7 @@ from semel.client.group.states import MembershipEffect, MembershipEvent, Members
 from semel.client.settings import ConsumerSettings
 from semel.client.types import GroupMetadata, TopicPartition
 from semel.protocol.api import Api
-from semel.protocol.errors import ErrorCode
+from semel.protocol.errors import DecodeError, ErrorCode
 from semel.protocol.messages.groups import (
     HEARTBEAT,
     JOIN_GROUP,
@@ -284,7 +284,15 @@ class MemberCore(MemberBase):
         if code is not ErrorCode.NONE:
             self._apply(event_of(code), now_s, code, "syncing with")
             return
-        partitions = [TopicPartition(*partition) for partition in decode_assignment(response.assignment)]
+        try:
+            partitions = [TopicPartition(*partition) for partition in decode_assignment(response.assignment)]
+        except DecodeError as error:  # its leader may be of any client
+            failure = FatalError(
+                f"the assignment that the leader of group {self.group_id!r} made cannot be read: {error}"
+            )
+            self._change = self._change._replace(error=failure)
+            self._apply(MembershipEvent.COORDINATOR_LOST, now_s)
+            return
         self._apply(MembershipEvent.SYNCED, now_s)
         self._pauses.reset()
         self._next_beat_s = now_s + self._settings.heartbeat_interval_ms / 1000

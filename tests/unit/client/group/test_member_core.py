@@ -95,6 +95,18 @@ def test_sticky_member_that_lost_its_partitions_claims_nothing() -> None:
     assert claims(core, "sticky") == (frozenset(), NO_GENERATION)
 
 
+def test_assignment_that_cannot_be_read_is_an_error_and_another_join_follows() -> None:
+    core = member()
+    core.join(TOPICS, [])
+    core.joined(JoinGroupResponse(generation_id=1, protocol_name="range", leader="other", member_id="m"), 0.0)
+    core.synced(SyncGroupResponse(assignment=encode_assignment(MINE)[:-3]), 0.0)
+    assert "the assignment that the leader of group 'g' made cannot be read" in str(core.take_change().error)
+    assert not core.is_due_to_join(0.0)
+    assert core.is_due_to_join(1.0)
+    join(core, generation=2)
+    assert core.take_change() == (False, MINE, None)
+
+
 def test_leader_shares_out_what_members_want() -> None:
     core = member()
     core.join(TOPICS, [])
