@@ -396,6 +396,28 @@ async def test_an_offset_that_is_on_its_way_to_the_log_goes_with_its_group(world
 
 @pytest.mark.parametrize("kind", ["classic", "consumer"])
 @in_world()
+async def test_an_offset_that_is_on_its_way_to_the_log_does_not_expire_with_the_one_before_it(
+    world: World, kind: str
+) -> None:
+    if kind == "consumer":
+        await join_and_leave_consumer_group(world)
+    await world.commit(1)
+    world.clock.advance_ms(WEEK_MS + 1)
+    world.log.held = []
+    committing = asyncio.create_task(world.commit(2))
+    await world.settle()
+    expiring = asyncio.create_task(world.groups.expire_now())
+    await world.settle()
+    while not (committing.done() and expiring.done()):
+        if world.log.held:
+            world.log.held.pop(0).set_result(None)
+        await world.settle()
+    assert committing.result() is E.NONE
+    assert world.committed() == 2
+
+
+@pytest.mark.parametrize("kind", ["classic", "consumer"])
+@in_world()
 async def test_a_group_that_commits_while_it_expires_stays(world: World, kind: str) -> None:
     if kind == "classic":
         await world.commit(1)

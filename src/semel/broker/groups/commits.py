@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -70,6 +71,7 @@ class Commits:
     def __init__(self, core: Core, rebalance: Rebalance) -> None:
         self._core = core
         self._rebalance = rebalance
+        self._writing: Counter[str] = Counter()  # groups: writes of offsets that are not durable yet
 
     # -- committing ----------------------------------------------------------------------------------------------------
     async def commit(
@@ -151,7 +153,17 @@ class Commits:
     ) -> ErrorCode:
         if not records:
             return ErrorCode.NONE
-        return await self._core.runtime.commit(self._core.partition_of(group_id), records, producer=producer)
+        self._writing[group_id] += 1
+        try:
+            return await self._core.runtime.commit(self._core.partition_of(group_id), records, producer=producer)
+        finally:
+            self._writing[group_id] -= 1
+            if not self._writing[group_id]:
+                del self._writing[group_id]
+
+    def is_writing(self, group_id: str) -> bool:
+        """Whether offsets of the group are on their way to the log."""
+        return group_id in self._writing
 
     def check_reader(self, group_id: str, member_id: str | None, epoch: int) -> None:
         """A member of a consumer group that fetches offsets must be at its epoch (OffsetFetch 9+)."""

@@ -168,12 +168,16 @@ class GroupCoordinator:
         now_ms = self._core.clock.now_ms()
         retention_ms = self._settings["offsets.retention.minutes"] * MINUTE_MS
         for group in self.groups():
+            if self.commits.is_writing(group.group_id):
+                continue  # in use: what is on its way must not go with what it replaces
             slots = expired_slots(group, self._core.offsets, now_ms, retention_ms)
             if slots:
                 await self.commits.write_tombstones(group.group_id, slots)
             if not self._core.offsets.slots_of(group.group_id) and not group.pending:
                 await self._delete(group, GroupEvent.EXPIRE)
         for consumers in self.consumer_groups():
+            if self.commits.is_writing(consumers.group_id):
+                continue
             slots = expired_slots(consumers, self._core.offsets, now_ms, retention_ms)
             await self.commits.write_tombstones(consumers.group_id, slots)
             is_empty = consumers.state is ConsumerGroupState.EMPTY
