@@ -443,9 +443,12 @@ class Processor(RebalanceListener):
     def _read(self, consumer: Consumer, mode: Mode) -> Any:
         timeout_ms = self._ms_to_settle() if mode.is_working else IDLE_POLL_MS
         limit = max(1, self._max_records - self._collected)
+        table = consumer.poll_table(timeout_ms, max_records=limit, headers=True)
         if self._tables:
-            return consumer.poll_table(timeout_ms, max_records=limit, headers=True)
-        return consumer.poll(timeout_ms, max_records=limit)
+            return table
+        from semel.client.consumer.decode import Records
+
+        return Records(table)
 
     def _take(self, mode: Mode, batch: Any) -> None:
         if self._idle is not None:
@@ -653,13 +656,9 @@ class Processor(RebalanceListener):
 
 
 def _first_offsets(batch: Any) -> dict[TopicPartition, int]:
-    """The first offset of each partition in a batch: rows, or a table whose batches hold one partition each."""
+    """The first offset of each partition in a batch: a table whose batches hold one partition each, or its rows."""
     firsts: dict[TopicPartition, int] = {}
-    if isinstance(batch, list):
-        for record in batch:
-            firsts.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-        return firsts
-    for part in batch.to_batches():
+    for part in getattr(batch, "table", batch).to_batches():
         if part.num_rows:
             partition = TopicPartition(part.column("topic")[0].as_py(), part.column("partition")[0].as_py())
             firsts.setdefault(partition, part.column("offset")[0].as_py())

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from semel.client.dead_letters import SIZE_HEADER, SOURCE_HEADER, reason_headers, reason_of
@@ -14,12 +15,9 @@ from semel.client.errors import ConfigError, FatalError, KafkaError
 from semel.client.producer import Producer
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, RecordPacker
 from semel.client.types import ConsumerRecord, number_of
+from semel.patterns.process_columns import LAST_TIME_MS, PLAIN, TABLE_FROM_ROWS, columns_of, piece_of, sendable
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.errors import ErrorCode
-
-# Columns of an input table that name its place there, not in the sink.
-PLACE_COLUMNS = ("topic", "partition", "offset")
-TARGET_COLUMN = "to_partition"
 
 HOPELESS = (  # a broker returns these for a record whenever it is sent
     ErrorCode.MESSAGE_TOO_LARGE,
@@ -29,10 +27,7 @@ HOPELESS = (  # a broker returns these for a record whenever it is sent
     ErrorCode.INVALID_TOPIC_EXCEPTION,
 )
 
-TABLE_FROM_ROWS = 256  # outputs of one batch of rows that become a table
-LAST_TIME_MS = 2**53
-PLAIN_BYTES = 8_192  # key and value of such a row together
-_PLAIN = {bytes, type(None)}
+AT_ONCE = 200  # records that live together, and what becomes of them: fewer than start the garbage collector
 _PACKER = RecordPacker(None, None, sys.maxsize)
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -48,6 +43,7 @@ class Output(NamedTuple):
     headers: Iterable[tuple[str, bytes | None]] = ()
 
 
+_SIMPLE = frozenset([type(None), bytes, ConsumerRecord, Output])
 RowFunction = Callable[[ConsumerRecord], Any]
 TableFunction = Callable[[Any], Any]
 StateFunction = Callable[[Any, Any], Any]  # of a row or a table, and the state
@@ -95,7 +91,10 @@ class Emitter:
     max_record_bytes: int | None = None  # a record whose output is larger counts as bad; None: the producer refuses it
 
     def __post_init__(self) -> None:
-        self._rows_of = rows_of if self.max_record_bytes is None else self._checked_rows
+        self._rows_of: Callable[[Any, ConsumerRecord], Any] = rows_of
+        self._as_it_is = _SIMPLE  # types that the function may return without a look at each value
+        if self.max_record_bytes is not None:
+            self._rows_of, self._as_it_is = self._checked_rows, frozenset([type(None)])
 
     # -- making --------------------------------------------------------------------------------------------------------
     def outputs(self, batch: Any) -> Made:
@@ -103,23 +102,61 @@ class Emitter:
         made = Made([], [])
         if self.tables:
             self._add_table(batch, made)
-            return made
-        outputs, function, to_rows = made.outputs, self.function, self._rows_of
-        for record in batch:
+        elif isinstance(batch, list) or len(batch) < TABLE_FROM_ROWS:
+            self._add_rows([*batch], made)
+        else:
+            for part, records in batch.parts():
+                for start in range(0, part.num_rows, AT_ONCE):
+                    self._add_columns([*islice(records, AT_ONCE)], part.slice(start, AT_ONCE), made)
+        return made
+
+    def _add_rows(self, records: list[ConsumerRecord], made: Made) -> None:
+        """One by one. `_add_columns` makes the same of many."""
+        made.outputs.extend(_rows_of_all(records, self._returned(records, made)))
+
+    def _add_columns(self, records: list[ConsumerRecord], part: Any, made: Made) -> None:
+        returned = self._returned(records, made)
+        piece: Any = piece_of(records, returned, part)
+        if piece is None:
+            rows = returned if {*map(type, returned)} == {Output} else _rows_of_all(records, returned)
+            piece = columns_of(rows) if rows else None
+            if piece is None:
+                made.outputs.extend(rows)
+                return
+        last: Any = made.outputs[-1] if made.outputs else None
+        if type(last) is type(piece) and last.goes_on(piece):
+            last.extend(piece)
+        else:
+            made.outputs.append(piece)
+
+    def _returned(self, records: list[ConsumerRecord], made: Made) -> list[Any]:
+        """What the function returns for each of them; what needs a look, as a list of `Output`."""
+        returned: list[Any] = []
+        function, as_it_is, to_rows, add = self.function, self._as_it_is, self._rows_of, returned.append
+        for record in records:
             try:
-                outputs += to_rows(function(record), record)
+                given = function(record)
+                add(given if type(given) in as_it_is else to_rows(given, record))
             except KafkaError:
                 raise
             except Exception as error:
-                self._add_bad(record, record, error, made)
-        return made
+                add(self._instead(record, error, made))
+        return returned
+
+    def _instead(self, record: ConsumerRecord, error: Exception, made: Made) -> list[Output]:
+        bad = Made([], made.dead_letters)
+        self._add_bad(record, record, error, bad)
+        return bad.outputs
 
     def _add_bad(self, given: Any, record: ConsumerRecord, error: Exception, made: Made) -> None:
         """What `on_error` makes of what the function was given, a record or a table of it; else a dead letter."""
         if self.on_error is not None:
             try:
                 returned = self.on_error(given, error)
-                made.outputs.extend(self._checked_tables(returned) if self.tables else self._rows_of(returned, record))
+                if self.tables:
+                    made.outputs.extend(self._checked_tables(returned))
+                else:
+                    made.outputs.extend(rows_of(self._rows_of(returned, record), record))
                 return
             except KafkaError:
                 raise
@@ -127,8 +164,10 @@ class Emitter:
                 error = failure
         self._add_dead_letter(record, error, made)
 
-    def _checked_rows(self, returned: Any, record: ConsumerRecord) -> list[Output]:
+    def _checked_rows(self, returned: Any, record: ConsumerRecord) -> Any:
         assert self.max_record_bytes is not None
+        if _plain_bytes(returned, record) <= self.max_record_bytes - OVERHEAD_BYTES:
+            return returned  # nothing can be wrong with it
         return checked_rows(rows_of(returned, record), self.max_record_bytes)
 
     def _checked_tables(self, returned: Any) -> list[Any]:
@@ -174,15 +213,25 @@ class Emitter:
         if self.tables:
             count, deliveries = self._send_tables(producer, made.outputs)
         else:
-            deliveries, count = self._send_rows(producer, made.outputs), len(made.outputs)
+            count, deliveries = self._send_rows(producer, made.outputs)
         return Sent(count, len(dead), deliveries + dead if dead else deliveries)
 
-    def _send_rows(self, producer: Producer, outputs: list[Output]) -> Deliveries:
+    def _send_rows(self, producer: Producer, outputs: list[Any]) -> tuple[int, Deliveries]:
         """Many plain rows of one topic are sent as a table, which costs a fifth of as many calls."""
-        table = as_table(outputs) if len(outputs) >= TABLE_FROM_ROWS else None
-        if table is None:
-            return self.send_outputs(producer, outputs)
-        return [producer.send_table(outputs[0].topic or self._target(), table)]
+        count, deliveries = 0, []
+        for is_row, group in groupby(outputs, lambda piece: type(piece) is Output):
+            pieces = [*group]
+            if is_row:
+                columns = columns_of(pieces) if len(pieces) >= TABLE_FROM_ROWS else None
+                if columns is None:
+                    deliveries += self.send_outputs(producer, pieces)
+                    count += len(pieces)
+                    continue
+                pieces = [columns]
+            for piece in pieces:
+                deliveries.append(producer.send_table(piece.topic or self._target(), piece.table()))
+                count += piece.row_count
+        return count, deliveries
 
     def send_outputs(self, producer: Producer, outputs: list[Output]) -> Deliveries:
         deliveries: Deliveries = []
@@ -210,26 +259,22 @@ class Emitter:
         return self.sink
 
 
-def as_table(outputs: list[Output]) -> Any:
-    """Rows of one topic as columns. None: they have what `send` has to look at (text, headers, a partition, sizes)."""
-    values, keys, topics, partitions, timestamps, headers = zip(*outputs, strict=True)
-    has_times = None not in timestamps
-    if (  # the order matters: each line may be asked only where those before it do not hold
-        any(headers)
-        or len(set(topics)) > 1
-        or any(partition is not None for partition in partitions)
-        or not {*map(type, values), *map(type, keys)} <= _PLAIN
-        or set(map(type, timestamps)) != {int if has_times else type(None)}
-        or (has_times and not 0 <= min(timestamps) <= max(timestamps) <= LAST_TIME_MS)
-        or max(len(value or b"") + len(key or b"") for value, key in zip(values, keys, strict=True)) > PLAIN_BYTES
-    ):
-        return None
-    import pyarrow as pa
+def _rows_of_all(records: list[ConsumerRecord], returned: list[Any]) -> list[Output]:
+    return [row for given, record in zip(returned, records, strict=True) for row in rows_of(given, record)]
 
-    columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
-    if has_times:
-        columns["timestamp"] = pa.array(timestamps, pa.timestamp("ms"))
-    return pa.table(columns)
+
+def _plain_bytes(returned: Any, record: ConsumerRecord) -> int:
+    """The size of an output that is as `send` wants it; more than any limit if it must be looked at."""
+    kind = type(returned)
+    if kind is bytes:
+        return len(returned) + len(record.key or b"")
+    if kind is Output:
+        value, key, topic, partition, timestamp, headers = returned
+        is_plain = topic is partition is timestamp is None and headers == () and {type(value), type(key)} <= PLAIN
+    else:
+        value, key = record.value, record.key
+        is_plain = returned is record and not record.headers and record.timestamp <= LAST_TIME_MS
+    return len(value or b"") + len(key or b"") if is_plain else sys.maxsize
 
 
 def rows_of(returned: Any, record: ConsumerRecord) -> list[Output]:
@@ -264,17 +309,6 @@ def _refuse_other_than_tables(returned: Any) -> None:
 def _timestamp(record: ConsumerRecord) -> int | None:
     """None for a record that has none (-1): the producer would refuse that."""
     return record.timestamp if record.timestamp >= 0 else None
-
-
-def sendable(table: Any) -> Any:
-    """A table for `send_table`: without the place of its input; `to_partition` says where rows go, else their keys."""
-    dropped = {*PLACE_COLUMNS, TARGET_COLUMN}
-    if "headers" in table.column_names and table.column("headers").null_count == table.num_rows:
-        dropped.add("headers")
-    chosen = table.select([name for name in table.column_names if name not in dropped])
-    if TARGET_COLUMN in table.column_names:
-        return chosen.append_column("partition", table.column(TARGET_COLUMN))
-    return chosen
 
 
 # -- bad records -------------------------------------------------------------------------------------------------------
@@ -331,7 +365,7 @@ def checked_rows(outputs: Iterable[Output], limit_bytes: int) -> list[Output]:
     made = []
     for output in outputs:
         value, key, topic, partition, timestamp, headers = output
-        if not (type(value) in _PLAIN and type(key) in _PLAIN and timestamp is None and headers == ()):
+        if not (type(value) in PLAIN and type(key) in PLAIN and timestamp is None and headers == ()):
             try:
                 row, _ = _PACKER.pack("", value, key, timestamp, headers, 0.0)
             except ConfigError as error:

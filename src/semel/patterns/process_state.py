@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -315,27 +316,35 @@ class StatefulEmitter(Emitter):
     _partition = -1  # of the table that the function is called with
 
     def outputs(self, batch: Any) -> Made:
-        made = Made([], [])
-        if self.tables:
+        if not self.tables:
+            made = super().outputs(batch)
+        else:
+            made = Made([], [])
             for partition, table in _by_partition(batch):
                 self._partition = partition
                 self._add_table(table, made)
-        else:
-            self._add_records(batch, made)
         self.state.leave()
         return made
 
-    def _add_records(self, records: list[ConsumerRecord], made: Made) -> None:
-        outputs, function, to_rows, state = made.outputs, self.function, self._rows_of, self.state
+    def _returned(self, records: list[ConsumerRecord], made: Made) -> list[Any]:
+        returned: list[Any] = []
+        function, state, as_it_is, to_rows = self.function, self.state, self._as_it_is, self._rows_of
+        partition, settled, add = -1, state.settled, returned.append
         for record in records:
-            state.enter(record.partition)
+            if record.partition == partition:
+                settled()
+            else:
+                partition = record.partition
+                state.enter(partition)
             try:
-                outputs += to_rows(function(record, state), record)
+                given = function(record, state)
+                add(given if type(given) in as_it_is else to_rows(given, record))
             except KafkaError:
                 raise
             except Exception as error:
                 state.roll_back()
-                self._add_bad(record, record, error, made)
+                add(self._instead(record, error, made))
+        return returned
 
     def _add_table(self, table: Any, made: Made) -> None:
         self.state.enter(self._partition)
@@ -419,20 +428,23 @@ class Stores:
         self, producer: Producer, progress: dict[TopicPartition, OffsetAndMetadata]
     ) -> tuple[Any, dict[int, Changes]]:
         """Puts the pending values, and what they cover, on their way to the changelog."""
+        import numpy as np
         import pyarrow as pa
+
+        from semel.protocol.arrow_numbers import binaries, to_arrow
 
         sent: dict[int, Changes] = {}
         for place, at in progress.items():
             changes = sent.setdefault(place.partition, self._state.pending(place.partition))
             key, value = self._changelog.covered(place.topic, at.offset)
             changes[key] = value
-        table = pa.table(
-            {
-                "key": pa.array([key for changes in sent.values() for key in changes], pa.binary()),
-                "value": pa.array([value for changes in sent.values() for value in changes.values()], pa.binary()),
-                "partition": pa.array([number for number, changes in sent.items() for _ in changes], pa.int32()),
-            }
-        )
+        numbers = np.repeat(np.array([*sent], np.int32), [*map(len, sent.values())])
+        columns = {
+            "key": binaries([*chain.from_iterable(sent.values())]),
+            "value": binaries([*chain.from_iterable(changes.values() for changes in sent.values())]),
+            "partition": to_arrow(numbers),
+        }
+        table = pa.table(columns)
         return producer.send_table(self._changelog.topic, table), sent
 
     def advance(self, delivery: Any, sent: dict[int, Changes]) -> None:

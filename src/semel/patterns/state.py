@@ -19,6 +19,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -148,16 +149,11 @@ class StateStore:
 
     def get_many(self, keys: list[bytes]) -> Changes:
         """The values of distinct keys; those that have none are None."""
-        found: Changes = dict.fromkeys(keys)
-        unwritten, written = self._unwritten, self._written
-        missing = []
-        for key in found:
-            if key in unwritten:
-                found[key] = unwritten[key]
-            elif key in written:
-                found[key] = written[key]
-            else:
-                missing.append(key)
+        found: Changes = dict(zip(keys, map(self._unwritten.get, keys, repeat(_MISSING)), strict=True))
+        missing = [key for key, value in found.items() if value is _MISSING]
+        found.update(zip(missing, map(self._written.get, missing, repeat(_MISSING)), strict=True))
+        missing = [key for key in missing if found[key] is _MISSING]
+        found.update(dict.fromkeys(missing))
         for start in range(0, len(missing), LOOKUP_KEYS):
             found.update(self._guarded(partial(self._look_up, missing[start : start + LOOKUP_KEYS])))
         return found
@@ -178,7 +174,7 @@ class StateStore:
     def advance(self, changes: Mapping[bytes, Value], offset: int) -> None:
         """Takes over what was committed up to a changelog offset."""
         self._unwritten.update(changes)
-        self._unwritten_bytes += sum(len(key) + len(value or b"") for key, value in changes.items())
+        self._unwritten_bytes += sum(map(len, changes)) + sum(map(len, filter(None, changes.values())))
         self.offset = offset
         if len(self._unwritten) > MAX_UNWRITTEN or self._unwritten_bytes > MAX_UNWRITTEN_BYTES:
             self.write()
@@ -363,6 +359,13 @@ def _key(key: Any) -> bytes:
     return data
 
 
+def _keys(column: Iterable[Any]) -> list[bytes]:
+    keys = _listed(column)
+    if {*map(type, keys)} <= {bytes} and not any(map(bytes.startswith, keys, repeat(RESERVED))):
+        return keys
+    return [_key(key) for key in keys]
+
+
 class State:
     """What a function gets: the state of the partition that its record, or its table, is of.
 
@@ -376,40 +379,44 @@ class State:
         self._stores: dict[int, StateStore] = {}
         self._changes: Changes = {}  # of the current partition
         self._store: StateStore | None = None
-        self._before: list[tuple[bytes, Any]] = []  # what pending values were, in case the function raises
+        self._before: list[Any] = []  # in case the function raises: a key, what its pending value was, another key, ...
+        self.settled = self._before.clear  # the function has returned, and is called again for the same partition
 
     # -- for functions -------------------------------------------------------------------------------------------------
     def get(self, key: bytes | str, default: Any = None) -> Any:
-        data = _key(key)
+        data = key if type(key) is bytes else _key(key)
         value = self._changes.get(data, _NOTHING)
         if value is _NOTHING:
-            value = self._current().get(data)
+            value = self._current().get(_key(data))
         return default if value is None else self._deserialize(value)
 
     def put(self, key: bytes | str, value: Any) -> None:
-        self._change(_key(key), self._serialize(value))
+        self._change(key if type(key) is bytes else _key(key), self._serialize(value))
 
     def delete(self, key: bytes | str) -> None:
         self._change(_key(key), None)
 
     def get_many(self, keys: Iterable[Any]) -> Any:
         """The values for a column of keys: an Arrow array (formats bytes, int64) or a list; null where none is."""
-        wanted = [_key(key) for key in _listed(keys)]
-        changes = self._changes
-        others = [key for key in wanted if key not in changes]
-        found = self._current().get_many(others) if others else {}
-        return self._codec.to_column([changes[key] if key in changes else found[key] for key in wanted])
+        wanted = _keys(keys)
+        values = [*map(self._changes.get, wanted, repeat(_NOTHING))]
+        others = [key for key, value in zip(wanted, values, strict=True) if value is _NOTHING]
+        if others:
+            found = self._current().get_many(others)
+            values = [found[key] if value is _NOTHING else value for key, value in zip(wanted, values, strict=True)]
+        return self._codec.to_column(values)
 
     def put_many(self, keys: Iterable[Any], values: Any) -> None:
         """Puts a column of values; where a value is null the key is deleted. Of a key that occurs twice, the last."""
-        names = [_key(key) for key in _listed(keys)]
+        names = _keys(keys)
         new = self._codec.from_column(values)
         if len(names) != len(new):
             raise ValueError(f"put_many got {len(names)} keys and {len(new)} values")
-        for key, value in zip(names, new, strict=True):
-            self._check_size(key, value)
+        if max(map(len, names), default=0) + max(map(len, filter(None, new)), default=0) > self._max_bytes:
+            for key, value in zip(names, new, strict=True):
+                self._check_size(key, value)
         self._current()
-        self._before += [(key, self._changes.get(key, _NOTHING)) for key in names]
+        self._before += chain.from_iterable(zip(names, map(self._changes.get, names, repeat(_NOTHING)), strict=True))
         self._changes.update(zip(names, new, strict=True))
 
     def scan(self, low: bytes | str = b"", high: bytes | str | None = None) -> Iterator[tuple[bytes, Any]]:
@@ -429,8 +436,7 @@ class State:
     # -- for the loop --------------------------------------------------------------------------------------------------
     def enter(self, partition: int) -> None:
         """A function is about to be called for a record, or a table, of this partition."""
-        if self._before:
-            self._before.clear()
+        self._before.clear()
         store = self._stores[partition]
         if store is not self._store:
             self._store, self._changes = store, self._pending.setdefault(partition, {})
@@ -441,7 +447,8 @@ class State:
 
     def roll_back(self, to: int = 0) -> None:
         """The function raised: what it changed since `enter`, or since a savepoint, is as it was."""
-        for key, value in reversed(self._before[to:]):
+        undone = self._before[to:]
+        for key, value in zip(undone[-2::-2], undone[::-2], strict=True):
             if value is _NOTHING:
                 self._changes.pop(key, None)
             else:
@@ -476,10 +483,14 @@ class State:
         return self._store
 
     def _change(self, key: bytes, value: Value) -> None:
-        self._check_size(key, value)
-        self._current()
         changes = self._changes
-        self._before.append((key, changes.get(key, _NOTHING)))
+        before = changes.get(key, _NOTHING)
+        if before is _NOTHING:  # else the key was looked at then, and the state is in use
+            self._current()
+            _key(key)
+        if len(key) + len(value or b"") > self._max_bytes:
+            self._check_size(key, value)
+        self._before += (key, before)
         changes[key] = value
 
     def _check_size(self, key: bytes, value: Value) -> None:

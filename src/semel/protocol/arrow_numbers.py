@@ -8,14 +8,11 @@ in every short program, for a library that nothing here uses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow.lib import StringBuilder
-
-FEW_VALUES = 64
 
 
 def to_arrow(values: npt.NDArray[Any]) -> pa.Array:
@@ -63,13 +60,19 @@ def scalar(value: int, kind: pa.DataType | None = None) -> pa.Scalar:
 
 
 def binaries(values: Sequence[bytes | None]) -> pa.Array:
-    """A column of bytes. For many of them pyarrow's own function is faster, also if it imports pandas first."""
-    if len(values) > FEW_VALUES:
-        return pa.array(values, pa.binary())
-    builder = StringBuilder()
-    builder.append_values(values)
-    made = builder.finish()
-    return pa.Array.from_buffers(pa.binary(), len(made), made.buffers(), made.null_count)
+    """A column of bytes."""
+    bare, valid = cast(Sequence[bytes], values), None
+    try:
+        data = b"".join(bare)
+    except TypeError:  # there is a null
+        valid = _bits(np.fromiter((value is not None for value in values), np.bool_, len(values)))
+        bare = [value or b"" for value in values]
+        data = b"".join(bare)
+    is_large = len(data) >= 2**31
+    ends = np.zeros(len(values) + 1, np.int64 if is_large else np.int32)
+    np.cumsum(np.fromiter(map(len, bare), np.int64, len(values)), out=ends[1:])
+    kind = pa.large_binary() if is_large else pa.binary()
+    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
 def texts(values: Sequence[str]) -> pa.Array:

@@ -10,15 +10,13 @@ import pytest
 
 from semel.client.errors import ConfigError
 from semel.client.types import ConsumerRecord
+from semel.patterns.process_columns import TABLE_FROM_ROWS, columns_of, sendable
 from semel.patterns.process_output import (
-    TABLE_FROM_ROWS,
     Emitter,
     Made,
     Output,
     RecordError,
-    as_table,
     rows_of,
-    sendable,
 )
 
 RECORD = ConsumerRecord("in", 1, 5, 1000, b"key", b"value", (("h", b"1"),))
@@ -87,19 +85,24 @@ def sent_of(outputs: list[Output]) -> list[tuple]:
     return producer.sent
 
 
+def table_of(rows: list[Output]) -> pa.Table:
+    columns = columns_of(rows)
+    assert columns is not None
+    return columns.table()
+
+
 def test_many_plain_rows_are_sent_as_a_table() -> None:
     rows = [Output(b"v%d" % number, None if number % 2 else b"k", None, None, number) for number in range(MANY)]
     assert sent_of(rows) == [("sink", MANY)]
-    table = as_table(rows)
-    assert table.schema == pa.schema({"key": pa.binary(), "value": pa.binary(), "timestamp": pa.timestamp("ms")})
-    columns = [table.column(name).to_pylist() for name in ("value", "key")]
-    assert list(zip(*columns, table.column("timestamp").cast(pa.int64()).to_pylist(), strict=True)) == [
-        (row.value, row.key, row.timestamp) for row in rows
+    table = table_of(rows)
+    assert table.schema == pa.schema({"key": pa.binary(), "value": pa.binary(), "timestamp": pa.int64()})
+    assert [*table.select(["value", "key", "timestamp"]).to_pylist()] == [
+        {"value": row.value, "key": row.key, "timestamp": row.timestamp} for row in rows
     ]
     tombstones = [Output(None, b"k", "elsewhere")] * MANY
     assert sent_of(tombstones) == [("elsewhere", MANY)]
-    assert as_table(tombstones).column_names == ["key", "value"]
-    assert as_table(tombstones).column("value").null_count == MANY
+    assert table_of(tombstones).column_names == ["key", "value"]
+    assert table_of(tombstones).column("value").null_count == MANY
 
 
 @pytest.mark.parametrize(

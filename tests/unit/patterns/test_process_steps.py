@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from semel.client.consumer.decode import ROWS, joined
 from semel.client.errors import FencedError, RetriableError
-from semel.client.types import ConsumerRecord, OffsetAndMetadata, TopicPartition
+from semel.client.types import OffsetAndMetadata, TopicPartition
 from semel.patterns.process import Processor
 from semel.patterns.process_modes import ExactlyOnce
 from semel.patterns.process_output import Emitter
+from semel.protocol.columns_decode import decode_record_set
+from semel.protocol.rows import Record, encode_batch
 
 KEPT, GOING, COMING = (TopicPartition("in", number) for number in range(3))
 COMING_AT = 50
 READ_AT_ONCE = 10
+
+
+def read(offset: int, count: int) -> pa.Table:
+    """Records as they are decoded."""
+    records = [Record(number, 0, None, b"") for number in range(offset, offset + count)]
+    return decode_record_set(encode_batch(records), headers=True).table
 
 
 class Reader:
@@ -25,15 +35,15 @@ class Reader:
         self.positions = {KEPT: 0, GOING: 0}
         self.processor: Processor | None = None
 
-    def poll(self, timeout_ms: float, max_records: int) -> list[ConsumerRecord]:
+    def poll_table(self, timeout_ms: float, *, max_records: int, headers: bool) -> pa.Table:
         if self.processor is not None:
             self.processor.on_partitions_revoked([])
             self.positions = {KEPT: self.positions[KEPT], COMING: COMING_AT}
-        found = []
-        for (topic, partition), at in self.positions.items():
-            found += [ConsumerRecord(topic, partition, at + n, 0, None, b"") for n in range(READ_AT_ONCE)]
-            self.positions[TopicPartition(topic, partition)] += READ_AT_ONCE
-        return found
+        parts = []
+        for place, at in self.positions.items():
+            parts.append((place, read(at, READ_AT_ONCE)))
+            self.positions[place] += READ_AT_ONCE
+        return joined(parts, ROWS)
 
     def assignment(self) -> set[TopicPartition]:
         return set(self.positions)
