@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +30,15 @@ from semel.client.admin.risks import warn_of_risks
 from semel.client.cluster_calls import group_coordinator
 from semel.client.consumer import Consumer
 from semel.client.consumer.core import RebalanceListener
-from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FatalError, FencedError, KafkaError
+from semel.client.errors import (
+    AbortableError,
+    CommitUncertainError,
+    ConfigError,
+    FatalError,
+    FencedError,
+    KafkaError,
+    TimedOutError,
+)
 from semel.client.immediate import run
 from semel.client.metrics import Measured, MetricsTable
 from semel.client.producer import Producer
@@ -81,6 +90,8 @@ MAX_RECORDS = 20_000
 IDLE_POLL_MS = 200
 FIRST_CONTACT_S = 10.0  # a broker that restarts is back by then
 LEAVE_TIMEOUT_S = 5.0
+GIVE_UP_AGAIN_S = 1.0
+STOP_TIMEOUT_S = 15.0  # after `stop`; more than an orderly end takes, less than what supervisors kill after
 MAX_TIMEOUTS_IN_A_ROW = 3
 FOR_GOOD = (  # another run of the same transaction would end in the same way
     ErrorCode.FENCED_INSTANCE_ID,
@@ -361,10 +372,14 @@ class Processor(RebalanceListener):
         self._has_joined = False  # this instance has its assignment, perhaps empty
         self._has_worked = False
         self._timed_out_in_a_row = 0
+        self._stopped_or_ended = Flag()
+        self._has_given_up = False  # the stop took too long
 
     def stop(self) -> None:
-        """Ends the loop after the current transaction. May be called from a signal handler or another thread."""
+        """Ends the loop after the current transaction, or after 15 s with a `TimedOutError`: the brokers did not
+        confirm it, and its records are read again. May be called from a signal handler or another thread."""
         self._stopping.set()
+        self._stopped_or_ended.set()
         if self._consumer is not None:
             self._consumer.wakeup()
 
@@ -373,10 +388,35 @@ class Processor(RebalanceListener):
         """Returns what was done when `stop` is called or the end is reached; raises what it cannot recover from. Leaves
         its group, unless it was stopped and is a static member: that one is expected back."""
         self._prepare_run()
+        if self._stopping.is_set():
+            self._stopped_or_ended.set()
+        ended = Flag()
+        threading.Thread(target=self._give_up_late, args=(self._stopped_or_ended, ended), daemon=True).start()
         try:
             return self._run()
+        except KafkaError as error:
+            if not self._has_given_up:
+                raise
+            raise TimedOutError(
+                f"the loop was stopped, and the brokers did not confirm its last unit of work within "
+                f"{STOP_TIMEOUT_S:g} s; what was not committed is read again by the next run"
+            ) from error
         finally:
+            ended.set()
+            self._stopped_or_ended.set()
             self._stopping.clear()
+
+    def _give_up_late(self, stopped_or_ended: Flag, ended: Flag) -> None:
+        """Ends the calls that a stopped loop waits in when its time is over, and those that it makes after that."""
+        stopped_or_ended.wait()
+        timeout_s = STOP_TIMEOUT_S
+        while not ended.wait(timeout_s):
+            self._has_given_up, timeout_s = True, GIVE_UP_AGAIN_S
+            mode, consumer = self._mode, self._consumer
+            if mode is not None:
+                mode.end_calls()
+            if consumer is not None:
+                consumer.end_calls()
 
     def _run(self) -> Stats:
         with stop_on_signals(self.stop), Consumer(self._consumer_options) as consumer:
@@ -398,7 +438,7 @@ class Processor(RebalanceListener):
                 self._abandon(mode)
                 raise
             finally:
-                self._consumer = self._mode = None  # leaving the group revokes partitions; there is nothing to finish
+                self._mode = None  # leaving the group revokes partitions; there is nothing to finish
                 mode.close()
         if member is not None and member.group_instance_id is not None:
             self._leave(consumer, member)

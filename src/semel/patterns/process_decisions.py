@@ -290,6 +290,10 @@ class PostgresAndTopics(PostgresMode):
                 self._producer.close(timeout_ms=ABORT_TIMEOUT_MS)
             super().close()
 
+    def end_calls(self) -> None:
+        if self._owned is not None:
+            self._producer.close(timeout_ms=0)
+
     def _leave_nothing(self) -> None:
         """An orderly end: nobody has to settle anything, and no copy is kept."""
         assert self._owned is not None

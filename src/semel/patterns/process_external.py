@@ -66,6 +66,9 @@ class ExternalMode(Mode):
     def _read_claims(self, partitions: Iterable[TopicPartition]) -> Claims:
         raise NotImplementedError
 
+    def end_calls(self) -> None:
+        """Its calls are not those of a broker."""
+
     # -- partitions ----------------------------------------------------------------------------------------------------
     def assigned(self, partitions: list[TopicPartition]) -> None:
         self._claim(partitions)

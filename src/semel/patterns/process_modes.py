@@ -87,6 +87,10 @@ class Mode:
     def close(self) -> None:
         self.producer.close(timeout_ms=ABORT_TIMEOUT_MS)
 
+    def end_calls(self) -> None:
+        """Calls that wait for a broker, and those that follow, raise `ClosedError`. From another thread."""
+        self.producer.close(timeout_ms=0)
+
     # -- pieces --------------------------------------------------------------------------------------------------------
     def _begin(self, firsts: dict[TopicPartition, int]) -> None:
         for partition, offset in firsts.items():

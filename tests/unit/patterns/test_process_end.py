@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -11,12 +12,13 @@ import pytest
 
 import semel
 from semel.client.admin import Admin
+from semel.client.errors import TimedOutError
 from semel.client.producer import Producer
 from semel.local.brokers import SemelBroker
 from semel.patterns import process as process_module
 from semel.patterns.process import MissingSourceError, Processor
 from semel.protocol.messages.offsets import OFFSET_COMMIT
-from semel.protocol.messages.records import FETCH
+from semel.protocol.messages.records import FETCH, PRODUCE
 from semel.protocol.messages.transactions import TXN_OFFSET_COMMIT
 from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.reading import read_topic
@@ -244,3 +246,27 @@ def test_source_topic_that_comes_a_little_later_is_waited_for(pipe: Pipe) -> Non
         until(lambda: looked._consumer is not None)
         admin.create_topic(late, partitions=1)
         assert run.result(PATIENCE_S).records_in == 0
+
+
+# --- when it is stopped ---
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_stop_keeps_its_deadline_though_no_broker_responds(
+    pipe: Pipe, guarantee: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for max.block.ms and delivery.timeout.ms, minutes, and was killed instead."""
+    monkeypatch.setattr(process_module, "STOP_TIMEOUT_S", 0.5)
+    with Proxy(pipe.bootstrap) as proxy, ThreadPoolExecutor(1) as pool:
+        silent = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=1_000))
+        options = pipe.options(bootstrap_servers=proxy.bootstrap, guarantee=guarantee, transaction_timeout_ms=5_000)
+        loop = Processor(pipe.source, pipe.sink, copy, **options)
+        run = pool.submit(loop.run)
+        try:
+            assert silent.fired.wait(PATIENCE_S)
+        finally:
+            loop.stop()
+        began_s = time.monotonic()
+        with pytest.raises(TimedOutError, match="stopped"):
+            run.result(PATIENCE_S)
+        assert time.monotonic() - began_s < 5

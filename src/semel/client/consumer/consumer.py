@@ -24,7 +24,7 @@ from semel.client.types import ConsumerRecord
 from semel.client.use_guard import UseGuard, one_user_at_a_time
 
 
-@one_user_at_a_time("_poll", but=("wakeup", "metrics"))
+@one_user_at_a_time("_poll", but=("wakeup", "metrics", "end_calls"))
 class Consumer(ConsumerBase[BrokerConnection]):
     """Reads records, in the thread that calls it."""
 
@@ -68,6 +68,14 @@ class Consumer(ConsumerBase[BrokerConnection]):
             except Woken:
                 return
             yield from iteration
+
+    def end_calls(self) -> None:
+        """Calls that wait for a broker, and those that follow, raise `ClosedError`. Any thread may call it; the
+        one that uses the consumer closes it."""
+        network = self._engine.network
+        assert isinstance(network, BlockingNetwork)
+        network.calls.close()
+        network.wake()
 
     def __enter__(self) -> Self:
         return self
