@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import semel
-from tests.spark.queries import Query
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_topic
 from tests.support.spark_driver import PARTITIONS, Pipeline, SparkSite
@@ -62,17 +59,19 @@ REFUSED = [  # by any broker, with the whole batch that they are in
 
 @pytest.mark.timeout(300)
 @BOTH
-def test_rows_that_their_topic_does_not_take_hold_nothing_up(session: Any, cluster: Cluster, tmp_path: Path) -> None:
-    query = Query(cluster, tmp_path, "copy", 100)
-    out = create_topic(
-        query.bootstrap, cluster.unique("compacted"), 2, cleanup_policy="compact", max_message_bytes="4000"
-    )
-    dead = create_topic(query.bootstrap, cluster.unique("spark-dead"), max_message_bytes="3000")
-    sink = semel.sink(query.bootstrap, application_id=query.application_id, topic=out, dead_letter_topic=dead)
-    source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
-    query.run_through(session.readStream.format("semel").options(**source).load().selectExpr(*REFUSED), sink)
-    assert {report.attempts for report in sink.reports} == {1}
-    written = Counter(int(seen.value or b"") for seen in read_topic(query.bootstrap, out))
+def test_rows_that_their_topic_does_not_take_hold_nothing_up(
+    cluster: Cluster, local_spark: SparkSite, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(cluster, tmp_path, rows=100)
+    name, limits = cluster.unique("compacted"), {"cleanup_policy": "compact", "max_message_bytes": "4000"}
+    out = create_topic(cluster.bootstrap, name, PARTITIONS, **limits)
+    dead = create_topic(cluster.bootstrap, cluster.unique("spark-dead"), max_message_bytes="3000")
+    job = pipeline.job(sink={"topic": out, "dead_letter_topic": dead}, select=REFUSED)
+    outcome = local_spark.driver().run(job).succeeded()
+    assert {report["attempts"] for report in outcome.reports} == {1}
+    written = Counter(int(seen.value or b"") for seen in read_topic(cluster.bootstrap, out))
     assert written == Counter(n for n in range(100) if n % 10 not in (3, 4, 5))
-    reasons = Counter(dict(seen.headers)["semel.dead-letter.reason"][:9] for seen in read_topic(query.bootstrap, dead))
+    reasons = Counter(
+        dict(seen.headers)["semel.dead-letter.reason"][:9] for seen in read_topic(cluster.bootstrap, dead)
+    )
     assert reasons == {b"a compact": 10, b"record la": 10, b"timestamp": 10}
