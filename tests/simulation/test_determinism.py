@@ -11,34 +11,37 @@ import pytest
 
 from tests.support.waiting import PATIENCE_S
 
-TRACE = """
+TRACES = """
 import hashlib, logging, sys
 from pathlib import Path
 from tests.simulation.campaign import WORKLOADS
 logging.disable()
-world = WORKLOADS[sys.argv[1]](int(sys.argv[2]), Path(sys.argv[3]))
-print(len(world.trace), hashlib.sha256("\\n".join(world.trace).encode()).hexdigest())
+for word in sys.argv[2:]:
+    name, seed = word.split(":")
+    world = WORKLOADS[name](int(seed), Path(sys.argv[1], word))
+    print(word, len(world.trace), hashlib.sha256("\\n".join(world.trace).encode()).hexdigest())
 """
-LONG_S = 4 * PATIENCE_S
-SEEDS = [
-    pytest.param("producer", 7),
-    pytest.param("consumers", 6, id="consumers-classic"),
-    pytest.param("consumers", 2, id="consumers-consumer"),
-    pytest.param("processing", 3, id="processing-classic"),
-    pytest.param("processing", 2, id="processing-consumer"),
-    pytest.param("sink", 3),
-    pytest.param("clients", 3),
+WORLDS = [
+    "producer:7",
+    "consumers:6",  # classic groups
+    "consumers:2",  # those of the new protocol
+    "processing:3",
+    "processing:2",
+    "sink:3",
+    "clients:3",
 ]
+LONG_S = 10 * PATIENCE_S
 
 
 @pytest.mark.timeout(3 * LONG_S)
-@pytest.mark.parametrize(("workload", "seed"), SEEDS)
-def test_a_seed_gives_the_same_trace_whatever_pythons_hashes_are(tmp_path: Path, workload: str, seed: int) -> None:
-    def trace(hash_seed: str) -> str:
-        words = [sys.executable, "-c", TRACE, workload, str(seed), str(tmp_path / hash_seed)]
+def test_a_seed_gives_the_same_trace_whatever_pythons_hashes_are_and_whatever_ran_before(tmp_path: Path) -> None:
+    def traces(hash_seed: str, worlds: list[str]) -> list[str]:
+        words = [sys.executable, "-c", TRACES, str(tmp_path / hash_seed), *worlds]
         env = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=LONG_S, check=True).stdout
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LONG_S, check=True)
+        return sorted(done.stdout.splitlines())
 
-    first = trace("1")
-    assert int(first.split()[0]) > 50
-    assert trace("2") == first
+    first = traces("1", WORLDS)
+    assert len(first) == len(WORLDS)
+    assert all(int(line.split()[1]) > 50 for line in first)
+    assert traces("2", WORLDS[::-1]) == first
