@@ -15,10 +15,8 @@ import pytest
 import semel
 from semel.cli import consume
 from semel.local.brokers import SemelBroker
-from semel.local.processes import Process
 from tests.support.broker import KAFKA_IN_FULL, Cluster
 from tests.support.reading import read_topic
-from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -89,27 +87,6 @@ def test_the_sql_pipeline_runs_on_a_broker_of_its_own() -> None:
     command = [sys.executable, str(EXAMPLES / "sql_pipeline.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert "100 large orders" in done.stdout, done.stderr[-2000:]
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("name", "source", "rejected"), [
-    ("bank.py", "bank.transfers", "bank.rejected"), ("ad_views.py", "ads.views", "ads.rejected"),
-])  # fmt: skip
-def test_a_program_on_spark_needs_nothing_but_a_broker(
-    name: str, source: str, rejected: str, semel_broker: SemelBroker, tmp_path: Path
-) -> None:
-    """Its one command failed: topic 'bank.statements' cannot be written."""
-    brokers = semel_broker.bootstrap
-    with (
-        Process([sys.executable, str(EXAMPLES / name), brokers, str(tmp_path)]) as program,
-        semel.Admin(bootstrap_servers=brokers) as admin,
-    ):
-        until(lambda: rejected in admin.list_topics() or not program.running, "there are no topics")
-        assert program.running, program.output
-        with semel.Producer(bootstrap_servers=brokers, allow_auto_create_topics=False) as producer:
-            producer.send(source, b"no JSON").result()
-        until(lambda: read_topic(brokers, rejected) or not program.running, "nothing was written")
-        assert [seen.value for seen in read_topic(brokers, rejected)] == [b"no JSON"], program.output
 
 
 def test_examples_fit_on_a_screen_and_say_how_to_run_them() -> None:
