@@ -29,7 +29,7 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import CONSUMER_GROUP_HEARTBEAT
 from semel.protocol.messages.transactions import TXN_OFFSET_COMMIT
 from semel.prove.proxy import Effect, Proxy, Rule
-from tests.support.broker import Cluster
+from tests.support.broker import KAFKA_IN_FULL, Cluster
 from tests.support.direct import await_coordinators
 from tests.support.group_members import (
     PARTITIONS,
@@ -574,6 +574,7 @@ def test_processing_loop_writes_every_record_once_over_lost_responses(cluster: C
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
 def test_exactly_once_through_kills_and_zombies(cluster: Cluster) -> None:
     """Instances are killed, and frozen for longer than their session and transaction last."""
     outcome = run_campaign(cluster, 10, seed=848, guarantees=("exactly_once",), consumer=CONSUMER_PROTOCOL)

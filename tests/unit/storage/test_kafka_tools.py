@@ -100,6 +100,7 @@ def test_dump_log_segments_reads_a_recovered_and_a_compacted_log(folder: Folder,
     dump(*sorted(path for path in derived if path.stat().st_size))
 
 
+@pytest.mark.full  # tests/kafka/test_on_disk_layout has a node serve the folder of a broker
 def test_apache_kafka_serves_a_copy_of_the_folder(folder: Folder, kafka_installation: Path, tmp_path: Path) -> None:
     log = written_log(folder)
     expected = {record.offset: record.value for record in all_records(log)}
