@@ -34,13 +34,14 @@ class TablePipeline(Pipeline):
     def __init__(self, cluster: Cluster, folder: Path, dsn: str) -> None:
         super().__init__(cluster, folder)
         self.dsn = dsn
+        self.more: dict[str, Any] = {}  # of every job
         with psycopg.connect(dsn) as connection:
             connection.execute("CREATE TABLE out (key text, value text NOT NULL)")
 
     def table_job(self, **more: Any) -> Any:
         postgres = {"dsn": self.dsn, "application_id": self.application_id, "table": "out", **more.pop("postgres", {})}
         select = ["cast(key AS STRING) AS key", "cast(value AS STRING) AS value"]
-        return {**self.job(**more), "postgres": postgres, "select": select}
+        return {**self.job(**more), "postgres": postgres, "select": select, **self.more}
 
     def rows(self) -> Counter[bytes]:
         with psycopg.connect(self.dsn) as connection:
@@ -107,6 +108,25 @@ def test_a_task_that_dies_with_its_rows_staged_and_a_checkpoint_that_is_lost(
     earliest.failed_with("committed_offsets()")
     shutil.rmtree(pipeline.checkpoint)
     local_spark.driver().run(pipeline.table_job(source={"startingOffsets": "committed"})).succeeded()
+    pipeline.assert_table()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@SEMEL
+@pytest.mark.parametrize("point", ["postgres_sink.after_write", "postgres_sink.after_move", ALWAYS])
+def test_in_the_fast_lane_neither_a_task_nor_a_driver_that_dies_leaves_a_trace(
+    pipeline: TablePipeline, local_spark: SparkSite, point: str
+) -> None:
+    pipeline.more = {"fast_lane": "texts"}
+    local_spark.faults.arm("postgres_task.after_stage", "kill")
+    local_spark.driver().run(pipeline.table_job()).succeeded()
+    local_spark.faults.fired("postgres_task.after_stage")
+    pipeline.assert_table()
+    pipeline.fill(150)
+    crash(pipeline, local_spark, point)
+    again = local_spark.driver().run(pipeline.table_job()).succeeded()
+    assert (again.reports[0]["verdict"] == "already written") == (point == ALWAYS)
     pipeline.assert_table()
 
 

@@ -50,8 +50,7 @@ class Program:
         self.sink = self._sink(job)
         if "precautions" in job:
             self.sink.options = replace(self.sink.options, precautions=Precautions(**job["precautions"]))
-        rows = self._rows(job)
-        writer = rows.writeStream.foreachBatch(self.sink).option("checkpointLocation", job["checkpoint"])
+        writer = self._writer(job).option("checkpointLocation", job["checkpoint"])
         if job.get("available_now", True):
             writer = writer.trigger(availableNow=True)
         self.query = writer.start()
@@ -64,6 +63,14 @@ class Program:
             return semel.postgres_sink(**job["postgres"])
         both = semel.SinkTopics(job["brokers"], records=lambda df: df.select("key", "value"), **topics)
         return semel.postgres_sink(**job["postgres"], topics=both)
+
+    def _writer(self, job: dict[str, Any]) -> Any:
+        if "fast_lane" not in job:
+            return self._rows(job).writeStream.foreachBatch(self.sink)
+        source = {"kafka.bootstrap.servers": job["brokers"], **job["source"]}
+        return semel.table_pipeline(
+            self.spark, source=source, sink=self.sink, function=getattr(steps, job["fast_lane"])
+        )
 
     def _rows(self, job: dict[str, Any]) -> Any:
         options = {"kafka.bootstrap.servers": job["brokers"], **job["source"]}
