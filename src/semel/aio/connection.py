@@ -29,7 +29,6 @@ from semel.client.handshake import (
     not_encrypted,
     opening,
     refused_certificate,
-    timed_out,
     tls_context,
 )
 from semel.client.settings import ClientSettings
@@ -233,13 +232,7 @@ class AsyncConnection(ConnectionBase, asyncio.BufferedProtocol):
     def _check_deadlines(self) -> None:
         self._alarm, self._alarm_s = None, float("inf")
         self._write()  # what was held back
-        oldest, late, why = self._wire.late(time.monotonic(), self.is_throttled)
-        if oldest is not None:
-            self._fail_all(timed_out(self.address, oldest, why))
-            return
-        for pending in late:
-            pending.error = timed_out(self.address, pending, why)
-        self._finish(late)
+        self._finish(self._fail_late())
         self._set_alarm(self.next_deadline_s())
 
     # --- what asyncio calls ---

@@ -123,6 +123,20 @@ class ConnectionBase:
         """On time.monotonic(): when requests that are held back may be written."""
         return self.throttled_until_s if self._wire.outgoing and self.is_throttled else float("inf")
 
+    def _fail_late(self) -> list[Pending]:
+        """Fails what is late (see `Wire.late`), with the oldest request all of it; those that failed alone."""
+        oldest, late, why = self._wire.late(time.monotonic(), self.is_throttled)
+        if oldest is not None:
+            self._fail_all(timed_out(self.address, oldest, why))
+            return []
+        for pending in late:
+            pending.error = timed_out(self.address, pending, why)
+        return late
+
+    def _fail_all(self, error: KafkaError) -> None:
+        """Closes the connection; all that was pending fails."""
+        raise NotImplementedError
+
 
 class BrokerConnection(ConnectionBase):
     """An open connection. Make one with `BrokerConnection.open`."""
@@ -297,18 +311,8 @@ class BrokerConnection(ConnectionBase):
             return self.take_unreported()
 
     def _expire(self) -> None:
-        """If the oldest request is late the broker is taken for dead: all fail with the connection. One that is late
-        behind another, which may still take its time, fails alone, and so do those that were held back."""
-        now_s = time.monotonic()
-        if self.next_deadline_s() > now_s:
-            return
-        oldest, late, why = self._wire.late(now_s, self.is_throttled)
-        if oldest is not None:
-            self._fail_all(timed_out(self.address, oldest, why))
-            return
-        for pending in late:
-            pending.error = timed_out(self.address, pending, why)
-            self._unreported.append(pending)
+        if self.next_deadline_s() <= time.monotonic():
+            self._unreported += self._fail_late()
 
     def close(self) -> None:
         """Closes the socket and fails what was pending. May be called twice, and by any thread: one that waits for an

@@ -23,7 +23,7 @@ from semel.client.timing import Deadline
 from semel.client.types import TopicPartition
 from semel.protocol.errors import DecodeError
 from semel.protocol.messages.internal_topics import OFFSET_COMMIT_KEY
-from semel.spark.ledger import SUFFIX, LedgerEntry, decode
+from semel.spark.ledger import SUFFIX, LedgerEntry, LedgerError, decode
 from semel.spark.offsets import lowest
 
 OFFSETS_TOPIC = "__consumer_offsets"
@@ -110,7 +110,7 @@ async def ledger_entries(
         if record.state == COMMITTED and not record.marker and record.value:
             try:
                 entries.append(decode(record.value))
-            except (msgspec.MsgspecError, ValueError, RuntimeError):
+            except LedgerError:
                 return []
     return entries
 
