@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semel.cli.client_options import add_json_option, print_json, report
+from semel.cli.client_options import add_json_option, at_least_one, print_json, report
 
 HELP = """Looks after folders that `semel.process` writes with a semel.Files sink. Only what a manifest names is
 committed; `list` prints it, for programs that read the files themselves."""
@@ -29,7 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         if name == "list":
             one.add_argument("--dead-letters", action="store_true", help="the files with the records that were refused")
         if name == "compact":
-            one.add_argument("--target-mb", type=int, default=128, metavar="N", help="size of files (default 128)")
+            one.add_argument(
+                "--target-mb", type=at_least_one, default=128, metavar="N", help="size of files (default 128)"
+            )
 
 
 def run(args: argparse.Namespace) -> int:
