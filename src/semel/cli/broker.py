@@ -92,7 +92,7 @@ class DiskFullError(Exception):
 
 def _settings(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """All ways to give a setting, the more explicit one wins: file, --set, options."""
-    from semel.broker.settings import SettingError, Settings, read_properties
+    from semel.broker.settings import Settings, read_properties
     from semel.cli.errors import UsageError
 
     given: dict[str, str] = {}
@@ -114,10 +114,7 @@ def _settings(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         given["fsync"] = args.fsync
     if args.data:
         given["log.dirs"] = args.data
-    try:
-        settings = Settings(given, strict=args.strict)
-    except SettingError as error:
-        raise UsageError(str(error)) from error
+    settings = Settings(given, strict=args.strict)
     if not (settings["log.dirs"] or settings["log.dir"]):
         raise UsageError("say where the data goes: --data DIR")
     return settings

@@ -305,7 +305,6 @@ def test_options_of_a_consumer_are_taken(run: Run, ten: str) -> None:
         (["topic", "list", "-X", "security.protocol=HTTP"], 2, "security.protocol is 'HTTP'"),
         (["doctor", "--long-transaction", "nan"], 2, "above 0"),
         (["files", "compact", "/tmp", "--target-mb", "0"], 2, "at least 1"),
-        (["broker", "--set", "num.partition=4"], 2, "did you mean num.partitions"),
         (["consume", "{topic}", "-X", "nonsense"], 2, "NAME=VALUE"),
         (["consume", "{topic}", "-X", "grup.id=x"], 2, "did you mean"),
         (["consume", "{topic}", "-X", "fetch.max.bytes=0", "-e"], 2, "must be above 0"),
