@@ -78,7 +78,8 @@ class Maintenance:
         """Retention, expiry of producers, removal of deleted files, checkpoints."""
         data_dir, clock = self._broker.data_dir, self._broker.clock
         opened = [log for log in data_dir.logs.values() if log.is_open]
-        unread = [log for log in data_dir.logs.values() if not log.is_open][:LOGS_OPENED_PER_ROUND]
+        closed = (log for log in data_dir.logs.values() if not log.is_open)
+        unread = sorted(closed, key=lambda log: log.error is not None)[:LOGS_OPENED_PER_ROUND]  # failed ones come last
         for number, log in enumerate(opened + unread, 1):
             if data_dir.get(log.topic, log.partition) is log:
                 data_dir.maintain_log(log, clock.now_ms())

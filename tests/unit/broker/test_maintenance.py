@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from semel.broker import runner
 from semel.broker.runner import Maintenance
+from tests.support.clock import ManualClock
 from tests.support.waiting import PATIENCE_S
+from tests.unit.storage.helpers import START_MS, Folder, append
 
 SETTING = "log.retention.check.interval.ms"
 
@@ -46,3 +50,23 @@ def test_a_long_interval_is_kept_and_an_altered_one_is_seen(monkeypatch: pytest.
         await work.stop()
 
     asyncio.run(run())
+
+
+def test_logs_that_cannot_be_opened_do_not_keep_the_others_from_their_retention(tmp_path: Path) -> None:
+    """Only some of those that nobody used since the start are opened in each round."""
+    folder = Folder(tmp_path / "data")
+    logs = [folder.log(f"t{number:02}") for number in range(runner.LOGS_OPENED_PER_ROUND + 1)]
+    for log in logs:
+        append(log)
+    folder.restart(clean=True)
+    data_dir = folder.data_dir
+    *broken, sound = data_dir.logs.values()
+    for log in broken:
+        shutil.rmtree(log.folder)
+        Path(log.folder).touch()
+    work = Maintenance(SimpleNamespace(data_dir=data_dir, clock=ManualClock(START_MS)), SimpleNamespace())
+    for _ in range(2):
+        asyncio.run(work.keep_up_storage())
+    assert all(log.error is not None for log in broken)
+    assert sound.is_open
+    data_dir.crash()
