@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -140,6 +141,24 @@ def test_zombie_does_not_take_the_id_back_from_an_owner_whose_producer_id_was_ro
     assert refused == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
     owner._batch(Frame("d"), app.batch(2, 2, 3))
     assert app.values() == ["a", "b", "d"]
+
+
+@SEMEL
+def test_a_sink_that_is_made_and_not_used_fences_no_query_that_waits_for_its_first_row(app: Application) -> None:
+    waiting = app.sink()
+    app.sink()  # a cell of a notebook that runs again
+    waiting._batch(Frame("a"), app.batch(0, 0, 1))
+    assert app.values() == ["a"]
+
+
+@SEMEL
+def test_an_entry_has_no_checksum_of_other_rows_than_were_written(app: Application) -> None:
+    sink = app.sink()
+    sink._observed = lambda df: SimpleNamespace(frame=df, checksum=lambda: "spark:2:7:9")  # type: ignore[assignment]
+    for number, values, checksum in ((0, ["a", "b"], "spark:2:7:9"), (1, ["c"], "")):
+        sink._batch(Frame(*values), app.batch(number, number, number + 1))
+        assert sink.transaction.last is not None
+        assert sink.transaction.last.checksum == checksum
 
 
 @BOTH

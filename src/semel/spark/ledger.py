@@ -26,6 +26,7 @@ class LedgerWords(NamedTuple):
     ways_out: str
     continued: str  # how to go on with a new checkpoint
     restored: str  # what a ledger that has lost its last entries is
+    without: str = ""  # how batches are written that are not in it
 
 
 TOPIC_WORDS = LedgerWords(
@@ -34,6 +35,8 @@ TOPIC_WORDS = LedgerWords(
     continued="to continue with a new checkpoint use startingOffsets=committed (for a source in another cluster than "
     "the ledger's: the offsets up to which the ledger goes)",
     restored="a topic that was restored from an older copy",
+    without=" If they were written with guarantee at_least_once or at_most_once, which keep no ledger, keep the "
+    "checkpoint and take a new application id with adopt_checkpoint=True; anything else would write them again.",
 )
 TABLE_WORDS = LedgerWords(
     ways_out="Restore the database or the checkpoint that belongs to the other; or start with a new checkpoint, "
@@ -219,7 +222,7 @@ def _why_apart(last: LedgerEntry, batch: MicroBatch, words: LedgerWords) -> str:
     return (
         f"Spark has finished {which}, but the ledger has no entry of that. A function in foreachBatch must call the "
         "sink for every batch, also for one without rows (`if df.isEmpty(): return` leaves one out), and let its "
-        f"errors pass. If it does, the ledger has lost its last entries ({words.restored})"
+        f"errors pass.{words.without} Otherwise the ledger has lost its last entries ({words.restored})"
     )
 
 

@@ -39,7 +39,7 @@ _WAYS_OUT = (
     "Restore the ledger topic; or choose another application id, if another program uses this one or everything may be "
     "written again; or, if you know up to which offsets the output holds everything, continue there: with the same "
     "checkpoint and adopt_checkpoint=True, or with a new one, adopt_checkpoint=True and startingOffsets set to these "
-    "offsets"
+    "offsets. So does a query that had guarantee at_least_once or at_most_once, which keep no ledger"
 )
 
 log = logging.getLogger("semel.spark")

@@ -27,12 +27,13 @@ from semel.client.producer.handle import TransactionHandle, TransactionOwner, Wr
 from semel.client.types import OffsetAndMetadata
 from semel.protocol.errors import ErrorCode
 from semel.spark.base_sink import FencedSinkError, LedgerRule, RefusedError, SinkError
+from semel.spark.checksums import of_rows
 from semel.spark.encoding import Targets
 from semel.spark.ledger import LedgerEntry, MicroBatch, Written, topic_of
 from semel.spark.ledger_topic import create, last_entry
 from semel.spark.offsets import lowest
 from semel.spark.options import OptionError
-from semel.spark.owners import ONGOING, DriverState, await_decided, why_in_use
+from semel.spark.owners import DriverState, await_decided, why_in_use
 from semel.spark.sink_options import SinkOptions
 from semel.spark.topics import TopicLimits, is_here, limits_of
 from semel.spark.write_job import check_single_runs
@@ -75,10 +76,11 @@ class BatchTransaction(LedgerRule, Closing):
         self.targets = Targets.of(self.owner.cluster, self.options.topics(), self._limits)
 
     def own_if_free(self) -> None:
-        """Takes the id if that takes it from nobody, so that wrong options show before the query starts."""
+        """Takes an id that nobody ever had, so that wrong options show before the query starts. One that was used may
+        belong to a query that waits for its first row."""
         found = await_decided(self.owner.cluster, self.options.application_id)
         self.read_ledger()
-        if self.last is None and (found is None or found.state != ONGOING):
+        if self.last is None and found is None:
             self.own()
 
     def resume(self, handle: TransactionHandle, targets: Targets, last: LedgerEntry | None) -> None:
@@ -188,7 +190,7 @@ class BatchTransaction(LedgerRule, Closing):
     ) -> LedgerEntry:
         """The ledger entry, the source offsets and the end: one transaction with the rows. A batch without rows that
         moved nothing is aborted, unless it is the first of its query: the next batch must find that in the ledger."""
-        entry = self.entry(batch, reports, run_id, checksum, attempts)
+        entry = self.entry(batch, reports, run_id, of_rows(checksum, sum(r.rows for r in reports)), attempts)
         is_known = self.last is not None and self.last.query_id == batch.query_id
         if entry.rows == 0 and batch.ends and batch.starts == batch.ends and is_known:
             self.abort()

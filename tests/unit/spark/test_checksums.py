@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from semel.spark import checksums
-from semel.spark.checksums import Observed, Summed, disagree, hashed_columns, why_state_differs
+from semel.spark.checksums import Observed, Summed, disagree, hashed_columns, of_rows, why_state_differs
 from semel.spark.sink_options import ColumnError, SinkOptions
 
 ROWS = [(b"k1", b"v1"), (b"k2", b"v2"), (None, b"v3"), (b"k1", b"v1")]
@@ -81,3 +81,8 @@ def test_a_frame_that_cannot_be_written_is_refused_before_spark_is_asked_for_a_h
         hashed_columns(windows, options)
     with pytest.raises(ColumnError, match="'value' is map<string,int>, expected binary or string; make JSON of it"):
         hashed_columns(SimpleNamespace(dtypes=[("value", "map<string,int>")]), options)
+
+
+@pytest.mark.parametrize(("checksum", "kept"), [("spark:5:7:9", True), ("arrow:6:7:9", False), ("", False)])
+def test_a_checksum_of_other_rows_than_were_written_is_not_kept(checksum: str, kept: bool) -> None:
+    assert of_rows(checksum, 5) == (checksum if kept else "")

@@ -74,6 +74,7 @@ def test_batches_that_never_reached_the_sink_are_named_and_not_an_older_checkpoi
     assert decision.verdict is Verdict.REFUSE
     assert f"Spark has finished {named}, but the ledger has no entry" in decision.reason
     assert "isEmpty" in decision.reason
+    assert "at_least_once or at_most_once, which keep no ledger, keep the checkpoint and take a new" in decision.reason
     assert "limit per batch" not in decision.reason
     assert "startingOffsets=committed" in decision.reason
 
