@@ -130,9 +130,6 @@ class Writing(DecidedSink):
             staged = fill(connection, stage, mark, self.transaction.columns, batches)
         return [Report(0, staged.rows, 0, -1, -1, 0, mark)]
 
-    def _has_running_query(self, df: Any) -> bool:
-        return True  # each stands for a process of its own
-
 
 class Ledger:
     """An application whose batches of ten numbers must be in the table and in the topic, each number once."""

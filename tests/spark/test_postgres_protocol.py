@@ -54,9 +54,6 @@ class Writing(PostgresSink):
             self.attempt(handle, rows)
         return [self.attempt(handle, rows) for rows in df.attempts]
 
-    def _has_running_query(self, df: Any) -> bool:
-        return True  # each stands for a process of its own
-
     def attempt(self, handle: BatchHandle, rows: list[int]) -> Report:
         mark = next(self.marks)
         with self.options.database.connect("task") as connection:

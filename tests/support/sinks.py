@@ -21,6 +21,9 @@ class SinkRun:
     def is_stateful(self) -> bool:
         return self._stateful
 
+    def is_active(self) -> bool:
+        return True  # each stands for a process of its own
+
     def lag(self) -> dict[Any, int]:
         return {}
 

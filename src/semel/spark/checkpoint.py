@@ -75,6 +75,15 @@ class QueryRun:
             return {}
         return lag_of(edges)
 
+    def is_active(self) -> bool:
+        """Whether this run goes on. Any thread may call it."""
+        from py4j.protocol import Py4JError
+
+        try:
+            return bool(self._query.isActive())
+        except (Py4JError, OSError):  # the session was stopped
+            return False
+
     def is_current(self, session: Any) -> bool:
         """Whether the caller is surely this run, by the name that Spark gives to all jobs of a run."""
         return bool(session.sparkContext.getLocalProperty("spark.jobGroup.id") == self.run_id)

@@ -65,19 +65,19 @@ class PostgresSink(TransactionalSink):
 
     def _batch(self, df: Any, batch: MicroBatch) -> None:
         if self.transaction.generation is None:
-            self._close_ended(df)
+            self._close_ended()
         super()._batch(df, batch)
 
-    def _close_ended(self, df: Any) -> None:
+    def _close_ended(self) -> None:
         """A query that was started again in this process: the sink of its last run is connected and looks alive."""
         name = (self.options.database.where, self.options.schema, self.options.owner)
         last = _newest.get(name)
         _newest[name] = self
-        if last is not None and last is not self and not last._has_running_query(df):
+        if last is not None and last is not self and not last._is_running():
             last.close()
 
-    def _has_running_query(self, df: Any) -> bool:
-        return self._run is not None and any(query.id == self._run.query_id for query in df.sparkSession.streams.active)
+    def _is_running(self) -> bool:
+        return self._run is not None and self._run.is_active()
 
     def committed_offsets(self) -> str:
         """Where the database ends, for the source's option committedOffsets (with startingOffsets=committed): for a
