@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.clientserver import ClientServerConnection  # type: ignore[import-untyped]
 
 import semel
 from semel.protocol.partitioning import partition_for_key
@@ -21,6 +24,7 @@ ROWS = 200
 RIGHT = 100  # so many keys of a source are where they belong, in which others are not
 KEEP = ("cast(key AS STRING) AS key", "value")
 CHANGE = ("concat('other-', cast(value AS STRING)) AS key", "value")
+MOST_QUESTIONS = 115
 BATCHES = 3 if HAS_ADMISSION_CONTROL else 1  # PySpark 4.1 reads everything at once
 pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("cluster", ["semel"], indirect=True)]
 
@@ -103,6 +107,23 @@ def test_keys_that_change_are_shuffled_from_the_start_and_nothing_fails(
     assert len(shuffles) == BATCHES
     assert not any(collects)
     assert places(query, "other-")[0] == {0}
+
+
+@pytest.mark.skipif(BATCHES == 1, reason="the first batch of a query asks more")
+def test_a_batch_asks_the_jvm_few_questions(session: Any, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes as long as a few hundred rows, and nothing is visible before the last one. PySpark itself asks nearly
+    three in four."""
+    asked: Counter[int] = Counter()
+    at_end: list[int] = []
+    send = ClientServerConnection.send_command
+
+    def counted(connection: Any, command: str) -> Any:
+        asked[threading.get_ident()] += 1
+        return send(connection, command)
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", counted)
+    copied(session, query, *CHANGE, on_batch=lambda _: at_end.append(asked[threading.get_ident()]))
+    assert [later - before <= MOST_QUESTIONS for before, later in pairwise(at_end)] == [True, True], at_end
 
 
 @pytest.fixture

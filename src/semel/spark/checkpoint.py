@@ -1,11 +1,11 @@
 """What Spark's checkpoint says about a micro-batch: where each source starts and ends.
 
-Read as files through Hadoop's file system, so that HDFS, S3 and the like work as they do for Spark. A file is `v1`, a
-line of metadata, then a line per source ("-" where a source took no part).
+A file is `v1`, a line of metadata, then a line per source ("-" where a source took no part). Local files are read as
+they are, others through Hadoop's file system, so that HDFS, S3 and the like work as they do for Spark.
 
 The stream writer has no way to ask Spark (`QueryCheckpoint`): it gets neither the batch's number nor its offsets when a
-batch is planned, but Spark has written both, and the newest file in `offsets` belongs to that batch. It reads local
-files as they are, other file systems through pyarrow (hdfs, s3, gs).
+batch is planned, but Spark has written both, and the newest file in `offsets` belongs to that batch. It reads other
+file systems through pyarrow (hdfs, s3, gs).
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ class QueryRun:
         self._query = query
         self.run_id: str = query.runId().toString()
         self.root: str = query.resolvedCheckpointRoot()
-        self._path = context._jvm.org.apache.hadoop.fs.Path  # every dot is a question to the JVM
+        self._files = local_files(self.root) or _HadoopFiles(context, self.root)
         self._last: tuple[int, str | None] = (-1, None)  # the file of a batch: the next one starts where it ends
         self._is_stateful: bool | None = None  # None: nobody has looked
-        self._hadoop = context._jsc.hadoopConfiguration()
         configured = session.conf.get("spark.sql.streaming.checkpointLocation", "")
         self.short_lived = short_lived(self.root, query.name(), configured)
         _refuse_asynchronous(query)
@@ -60,7 +59,7 @@ class QueryRun:
         return batch_of(lambda n: texts[n] if n in texts else self._offsets(n), self.query_id, batch_id)
 
     def _offsets(self, batch_id: int) -> str | None:
-        return self._read(f"{self.root}/offsets/{batch_id}")
+        return self._files.read(f"offsets/{batch_id}")
 
     def lag(self) -> dict[TopicPartition, int]:
         """Offsets that the sources held beyond the last batch that is done, when Spark planned it. Any thread may call
@@ -91,21 +90,8 @@ class QueryRun:
     def is_stateful(self) -> bool:
         """Whether the query keeps state: Spark describes its state stores in the checkpoint when it plans batch 0."""
         if self._is_stateful is None:
-            path = self._path(f"{self.root}/state")
-            files = path.getFileSystem(self._hadoop)
-            self._is_stateful = files.exists(path) and len(files.listStatus(path)) > 0
+            self._is_stateful = bool(self._files.names("state"))
         return self._is_stateful
-
-    def _read(self, path_name: str) -> str | None:
-        path = self._path(path_name)
-        files = path.getFileSystem(self._hadoop)
-        if not files.exists(path):
-            return None
-        stream = files.open(path)
-        try:
-            return bytes(stream.readAllBytes()).decode()
-        finally:
-            stream.close()
 
 
 def lag_of(edges: Iterable[tuple[str | None, str | None]]) -> dict[TopicPartition, int]:
@@ -208,7 +194,7 @@ def _refuse_asynchronous(query: Any) -> None:
         )
 
 
-LOCAL = ("file:///", "file:/")
+LOCAL = "file:/"
 
 
 class QueryCheckpoint:
@@ -271,6 +257,33 @@ class _LocalFiles:
             return []
 
 
+class _HadoopFiles:
+    """As Spark reads them. Each call is a question to the JVM."""
+
+    def __init__(self, context: Any, root: str) -> None:
+        self._root = root
+        self._path = context._jvm.org.apache.hadoop.fs.Path  # every dot is a question, too
+        self._hadoop = context._jsc.hadoopConfiguration()
+
+    def read(self, name: str) -> str | None:
+        path, files = self._found(name)
+        if not files.exists(path):
+            return None
+        stream = files.open(path)
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def names(self, folder: str) -> list[str]:
+        path, files = self._found(folder)
+        return [each.getPath().getName() for each in files.listStatus(path)] if files.exists(path) else []
+
+    def _found(self, name: str) -> tuple[Any, Any]:
+        path = self._path(f"{self._root}/{name}")
+        return path, path.getFileSystem(self._hadoop)
+
+
 class _RemoteFiles:
     def __init__(self, files: Any, root: str) -> None:
         self._files, self._root = files, root
@@ -289,10 +302,17 @@ class _RemoteFiles:
         return [info.base_name for info in self._files.get_file_info(chosen)]
 
 
+def local_files(location: str) -> _LocalFiles | None:
+    """The files of a location that has the scheme of local ones."""
+    if not location.startswith(LOCAL):
+        return None
+    return _LocalFiles(Path("/" + location.removeprefix(LOCAL).lstrip("/")))
+
+
 def _files(location: str) -> _LocalFiles | _RemoteFiles:
-    for prefix in LOCAL:
-        if location.startswith(prefix):
-            return _LocalFiles(Path("/" + location.removeprefix(prefix).lstrip("/")))
+    local = local_files(location)
+    if local is not None:
+        return local
     if "://" not in location:
         return _LocalFiles(Path(location))
     from pyarrow.fs import FileSystem

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from semel.spark.sink_options import SinkOptions, check_columns, types_of
+from semel.spark.sink_options import SinkOptions, check_columns, quoted, types_of
 
 log = logging.getLogger("semel.spark")
 COLUMNS = ("key", "value", "headers", "topic", "partition")
@@ -64,16 +64,13 @@ class Observed:
 
     def __init__(self, df: Any, names: Iterable[str]) -> None:
         from pyspark.sql import Observation
-        from pyspark.sql import functions as f
+        from pyspark.sql.functions import expr
 
-        hashed = f.xxhash64(*(f.col(f"`{name.replace('`', '``')}`") for name in names))
+        hashed = f"xxhash64({', '.join(quoted(name) for name in names)})"
+        sums = ("count(1) AS rows", f"sum(pmod({hashed}, {MODULUS})) AS total", f"bit_xor({hashed}) AS mixed")
         self._observation = Observation()
-        self.frame = df.observe(
-            self._observation,
-            f.count(f.lit(1)).alias("rows"),
-            f.sum(f.pmod(hashed, f.lit(MODULUS))).alias("total"),
-            f.bit_xor(hashed).alias("mixed"),
-        )
+        # As texts: an expression of PySpark's functions is a dozen questions to the JVM for each of them.
+        self.frame = df.observe(self._observation, *map(expr, sums))
 
     def checksum(self) -> str:
         """To be called after the job has succeeded. Spark delivers the sums with its listeners' events, which it drops

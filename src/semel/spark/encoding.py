@@ -89,7 +89,7 @@ COLLECT_BYTES = 16 * 1024 * 1024
 RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key, value and headers
 RECORD_BYTES = 10  # of these: attributes, a time as it is behind a mark (7), the offset, the number of headers
 HEADER_OVERHEAD_BYTES = 6  # of a header beside its key and value
-BLOB_COLUMNS = "target INT, count INT, dead INT, data BINARY"
+BLOB_COLUMNS = "target integer, count integer, dead integer, data binary"
 
 
 class BadRowError(ValueError):
@@ -157,7 +157,7 @@ class Encoder:
         held: list[Any] = []
         size = 0
         for part in in_parts(pulled(batches, FROM_SPARK)):
-            held.append(part)
+            held.append(with_bytes(part))
             size += part.nbytes
             if size >= COLLECT_BYTES:
                 yield self._pa.Table.from_batches(held)
@@ -466,6 +466,18 @@ def filled_times(column: Any, now_ms: int) -> Any:
     from semel.protocol.arrow_numbers import scalar
 
     return column.fill_null(scalar(now_ms, pa.timestamp("ms")).cast(column.type)) if column.null_count else column
+
+
+def with_bytes(batch: Any) -> Any:
+    """A batch whose keys and values are bytes; texts become such without a copy."""
+    import pyarrow as pa
+
+    bytes_of = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    for number, name in enumerate(batch.schema.names):
+        kind = bytes_of.get(batch.schema.field(number).type)
+        if name in ("key", "value") and kind is not None:
+            batch = batch.set_column(number, name, batch.column(number).cast(kind))
+    return batch
 
 
 def with_readable_texts(table: Any) -> Any:

@@ -39,7 +39,7 @@ from semel.spark.sink import Sink
 from semel.spark.sink_options import Precautions, SinkOptions
 from semel.spark.stages import ENCODE, stage
 from semel.spark.write_job import careful, collected, write_tasks, written
-from semel.spark.writing import Blob, Report, failure_report, to_batches, write_blobs
+from semel.spark.writing import Blob, Report, failure_report, mapped, to_batches, write_blobs
 
 # What a function may return beside value, key, headers and timestamp, and what it needs to be obeyed.
 SENT_ELSEWHERE = {
@@ -125,8 +125,8 @@ def write_ranges(
     if step.by_key or len(targets.topics) > 1:
         dealt = [[(r, -1)] for r in wanted]
         tasks = session.range(0, len(dealt), 1, len(dealt))  # each with one row that nobody reads
-        blobs = tasks.mapInArrow(_encode_ranges(step, routing, dealt), BLOB_COLUMNS)
-        return written(blobs, targets, handle, precautions)
+        blobs = mapped(tasks, _encode_ranges(step, routing, dealt), BLOB_COLUMNS)
+        return written(blobs, write_tasks(df, targets), targets, handle, precautions)
     dealt = _by_target(wanted, targets.topics[targets.index(options.topic)], write_tasks(df, targets))
     job = _copy_ranges(step, handle, routing, precautions, dealt)
     # As an RDD: planning SQL would take longer than it runs.

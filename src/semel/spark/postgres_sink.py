@@ -30,7 +30,7 @@ from semel.spark.postgres_transaction import BatchHandle, PostgresTransaction
 from semel.spark.range_tasks import Step
 from semel.spark.sink import TransactionalSink, no_brokers
 from semel.spark.write_job import Reports, StageWatch, WriteJob, collected, settled, spark_notices
-from semel.spark.writing import COPIED, REPORT_COLUMNS, Report
+from semel.spark.writing import COPIED, REPORT_COLUMNS, Report, mapped
 
 # By database and owner: the sink of this process that took it over last.
 _newest: WeakValueDictionary[tuple[str, str, str], PostgresSink] = WeakValueDictionary()
@@ -113,7 +113,7 @@ class PostgresSink(TransactionalSink):
         self.transaction.columns = columns
         rows = df if options.max_tasks is None else df.coalesce(options.max_tasks)
         task = stage_task(options.database, handle.stage, columns, options.sets_aside)
-        return collected(rows.mapInArrow(task, REPORT_COLUMNS), options.precautions)
+        return collected(mapped(rows, task, REPORT_COLUMNS), options.precautions)
 
     def _check_named(self, names: list[str]) -> None:
         options = self.options

@@ -249,10 +249,11 @@ class ColumnError(OptionError):
     """A column that is missing or has a type that cannot be written."""
 
 
-# In this order, and as these types (None: as it is).
+# In this order, and as these types (None: as it is). Keys and values that are strings stay so: tasks take their bytes,
+# and a cast in the JVM copies every row.
 WRITTEN_AS = {
-    "key": "binary",
-    "value": "binary",
+    "key": None,
+    "value": None,
     "headers": None,
     "topic": None,
     "partition": None,  # a cast of what is no partition would make one of it, or fail
@@ -269,13 +270,18 @@ def prepared(df: Any, options: SinkOptions) -> Any:
     if options.partitioner == HASH and "key" in types:
         chosen.append(f"{HASH_OF_KEY} AS hash")
     if options.bad_column is not None:
-        chosen.append(f"`{options.bad_column.replace('`', '``')}` AS bad")
+        chosen.append(f"{quoted(options.bad_column)} AS bad")
     return df if chosen == df.columns else df.selectExpr(*chosen)
 
 
-def cast(name: str, types: dict[str, str]) -> str:
+def quoted(name: str) -> str:
+    """The name of a column in an expression, whatever it is."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def cast(name: str, types: dict[str, str], kinds: Mapping[str, str | None] = WRITTEN_AS) -> str:
     """The expression for a column in the type that is written."""
-    kind = WRITTEN_AS[name]
+    kind = kinds[name]
     return name if kind in (None, types[name]) else f"cast({name} AS {kind}) AS {name}"
 
 
@@ -345,28 +351,28 @@ def one_frame(given: Any, options: SinkOptions) -> Any:
 def _written(frame: Any, options: SinkOptions, names: set[str]) -> Any:
     """The columns that are written, in one type in all frames. A column that only others have is null, but for the
     timestamp, which every record has."""
+    kinds = {**WRITTEN_AS, "key": "binary", "value": "binary"}
     types = types_of(frame.dtypes, options)
     check_columns(types, options)
     chosen = []
     for name in WRITTEN_AS:
         if name in types:
-            chosen.append(cast(name, types))
+            chosen.append(cast(name, types, kinds))
         elif name == "timestamp" and name in names:
             chosen.append("current_timestamp() AS timestamp")
     if options.bad_column is not None:
-        chosen.append(f"`{options.bad_column.replace('`', '``')}`")
+        chosen.append(quoted(options.bad_column))
     return frame.selectExpr(*chosen)
 
 
 def written_columns(batch: Any, options: SinkOptions) -> Any:
-    """The columns that are written, keys and values as bytes. A topic column counts where there are several topics."""
+    """The columns that are written. A topic column counts where there are several topics."""
     import pyarrow as pa
 
     columns = {}
     for name in WRITTEN_AS:
         if name in batch.schema.names and (name != "topic" or options.extra_topics):
-            column = batch.column(name)
-            columns[name] = column.cast(pa.binary()) if name in ("key", "value") else column
+            columns[name] = batch.column(name)
     if "partition" in columns:
         columns["partition"] = columns["partition"].cast(pa.int64())
     if options.bad_column is not None:

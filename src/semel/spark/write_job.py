@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +30,7 @@ from semel.spark.writing import (
     WrongTaskError,
     direct_task,
     encode_task,
+    mapped,
     raise_failures,
     write_task,
 )
@@ -61,7 +63,7 @@ def spark_notices(session: Any) -> bool:
     """Whether Spark itself sees that a stage gave other rows the second time."""
     if tuple(int(part) for part in pyspark.__version__.split(".")[:2]) < FIRST_WITH_CHECKSUMS:
         return False
-    pushed = session.sparkContext._conf.get("spark.shuffle.push.enabled", "false")
+    pushed = of_context(session.sparkContext, "spark.shuffle.push.enabled", "false")
     return pushed != "true" and all(session.conf.get(name, "false") == "true" for name in CHECKSUMS)
 
 
@@ -197,15 +199,15 @@ class WriteJob:
         direct = direct_tasks(rows, options, targets)
         if direct is not None:
             task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions, keep=keep)
-            job = rows.coalesce(direct).mapInArrow(task, REPORT_COLUMNS)
+            job = mapped(rows.coalesce(direct), task, REPORT_COLUMNS)
             return without_stragglers(job, df, lambda: collected(job, precautions))
         few = write_tasks(rows, targets)  # tasks that read several partitions one after the other
         if may_guess(df, options, precautions) and self._in_place.allows(df, options, targets, batch, few):
             task = direct_task(handle, routing, precautions, is_guess=True, keep=keep)
-            job = rows.coalesce(few).mapInArrow(task, REPORT_COLUMNS)
+            job = mapped(rows.coalesce(few), task, REPORT_COLUMNS)
             return without_stragglers(job, df, lambda: self._stay(job, batch.batch_id))
-        blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
-        return written(blobs, targets, handle, precautions, keep)
+        blobs = mapped(rows, encode_task(routing), BLOB_COLUMNS)
+        return written(blobs, few, targets, handle, precautions, keep)
 
     def _stay(self, job: Any, batch_id: int) -> list[Report]:
         """Every task writes what it has. There is no stage before it that could run twice."""
@@ -230,14 +232,19 @@ def may_guess(df: Any, options: SinkOptions, precautions: Precautions) -> bool:
 
 
 def written(
-    blobs: Any, targets: Targets, handle: TransactionHandle, precautions: Precautions, keep: Keep | None = None
+    blobs: Any,
+    tasks: int,
+    targets: Targets,
+    handle: TransactionHandle,
+    precautions: Precautions,
+    keep: Keep | None = None,
 ) -> list[Report]:
     """Brings encoded batches to the tasks that write them.
 
     Adaptive execution would run every stage as a job of its own and plan again in between. The number of write tasks is
     fixed, so there is nothing to adapt, and a small batch costs a sixth less without."""
-    shuffled = blobs.repartitionById(write_tasks(blobs, targets), blobs["target"])
-    job = shuffled.mapInArrow(write_task(handle, targets, precautions, keep), REPORT_COLUMNS)
+    shuffled = blobs.repartitionById(tasks, blobs["target"])
+    job = mapped(shuffled, write_task(handle, targets, precautions, keep), REPORT_COLUMNS)
     with changed(job.sparkSession, {ADAPTIVE: "false"}):
         return collected(job, precautions)
 
@@ -248,7 +255,7 @@ def plain_job(df: Any, options: SinkOptions, targets: Targets, batch_id: int, ha
     routing = routing_of(options, targets, batch_id, handle.settings)
     only_once = options.guarantee == AT_MOST_ONCE
     task = direct_task(handle, routing, Precautions(handshake=False), only_once=only_once)
-    reports = collected(rows.mapInArrow(task, REPORT_COLUMNS))
+    reports = collected(mapped(rows, task, REPORT_COLUMNS))
     return [report for report in reports if report.failure != RETRIED]
 
 
@@ -325,7 +332,13 @@ def careful(precautions: Precautions, session: Any) -> Precautions:
 
 
 def speculates(session: Any) -> bool:
-    return bool(session.sparkContext._conf.get("spark.speculation", "false") == "true")
+    return of_context(session.sparkContext, "spark.speculation", "false") == "true"
+
+
+@lru_cache(maxsize=8)
+def of_context(context: Any, name: str, otherwise: str) -> str:
+    """A setting that stands while a context lives: the JVM is asked once, not for every batch."""
+    return str(context._conf.get(name, otherwise))
 
 
 def _collect(job: Any) -> list[Report]:

@@ -20,8 +20,8 @@ from semel.spark.stages import FROM_SPARK, PRODUCE, pulled, stage, task
 from semel.spark.workers import settle_worker, worker_cluster
 
 REPORT_COLUMNS = (
-    "target INT, count BIGINT, dead BIGINT, first BIGINT, last BIGINT, sequence INT, mark BIGINT, "
-    "failure STRING, message STRING"
+    "target integer, count long, dead long, first long, last long, sequence integer, mark long, "
+    "failure string, message string"
 )
 FAILED_BLOB = -1  # in place of a record count: the blob has the message of a BadRowError
 LOOK_AGAIN_S = 0.5
@@ -249,6 +249,16 @@ def direct_task(
         drained(batches)
 
     return run
+
+
+def mapped(rows: Any, task: Callable[[Iterator[Any]], Iterator[Any]], columns: str) -> Any:
+    """rows.mapInArrow. The columns as types, in JSON's names: to read a text, PySpark asks the JVM three times."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType()
+    for name, kind in map(str.split, columns.split(", ")):
+        schema.add(name, kind)
+    return rows.mapInArrow(task, schema)
 
 
 def drained(batches: Iterator[Any]) -> None:

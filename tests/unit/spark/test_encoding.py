@@ -148,6 +148,18 @@ def not_utf8(*values: bytes) -> pa.Array:
     )
 
 
+def test_keys_and_values_that_are_texts_become_the_same_records_as_bytes_do():
+    keys, values = [b"one", b"\xff\xfe"], [b"first", b"\xe9t\xe9"]
+    texts, _ = encode(pa.table({"key": not_utf8(*keys), "value": not_utf8(*values)}))
+    raw, _ = encode(pa.table({"key": pa.array(keys), "value": pa.array(values)}))
+    assert texts == raw
+    with pytest.raises(BadRowError, match=r"b'\\xff\\xfe'"):
+        encode(
+            pa.table({"key": not_utf8(*keys), "value": not_utf8(*values), "topic": ["out", "nowhere"]}),
+            dead_letter=None,
+        )
+
+
 def reasons_of(rows: list[dict]) -> list[bytes]:
     return [header["value"] for row in rows for header in row["headers"] if header["key"] == REASON_HEADER]
 
