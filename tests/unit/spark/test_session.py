@@ -87,6 +87,12 @@ def test_small_packets_to_and_from_workers_wait_for_nobody(made: Callable[..., d
     assert made(spark__python__unix__domain__socket__enabled="false")[name] == "false"
 
 
+def test_rows_of_the_state_are_not_counted_unless_the_user_wants_it(made: Callable[..., dict[str, str]]) -> None:
+    name = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
+    assert made()[name] == "false"
+    assert made(**{name.replace(".", "__"): "true"})[name] == "true"
+
+
 def test_workers_are_forked_from_a_process_with_semel_only_where_the_launcher_starts_them(
     monkeypatch: pytest.MonkeyPatch, made: Callable[..., dict[str, str]]
 ) -> None:
