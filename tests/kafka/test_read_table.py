@@ -101,6 +101,23 @@ def test_partitions_and_start_say_what_is_read(cluster: Cluster, topic: str) -> 
         semel.read_table(topic, bootstrap_servers=brokers, start=5)  # type: ignore[arg-type]
 
 
+def test_a_table_that_is_read_in_the_name_of_a_group_moves_none_of_its_offsets(cluster: Cluster, topic: str) -> None:
+    """As when the options of the group's own consumer are given: what it has not processed would be skipped."""
+    fill(cluster, topic, 9)
+    group = {"bootstrap_servers": cluster.bootstrap, "group_id": cluster.unique("group")}
+    with semel.Consumer(**group) as consumer:
+        consumer.commit({(topic, 0): 1})
+    assert len(values(semel.read_table(topic, **group))) == 9
+    with semel.Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        assert {place: at.offset for place, at in admin.group_offsets(group["group_id"]).items()} == {(topic, 0): 1}
+
+
+def test_a_table_of_no_partitions_is_empty(cluster: Cluster, topic: str) -> None:
+    assert semel.read_table(topic, bootstrap_servers=cluster.bootstrap, partitions=[]).num_rows == 0
+    with pytest.raises(semel.ConfigError, match="start names partition 0, which is not read"):
+        semel.read_table(topic, bootstrap_servers=cluster.bootstrap, partitions=[], start={0: 1})
+
+
 def test_a_table_ends_before_open_transactions_and_passes_aborted_ones(cluster: Cluster, topic: str) -> None:
     options = {"bootstrap_servers": cluster.bootstrap, "transactional_id": cluster.unique("txn")}
     with Producer(**options) as producer:

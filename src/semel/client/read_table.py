@@ -46,12 +46,18 @@ def read_table(
     options           of the consumer, such as security_protocol
     """
     settings = {"client_id": "semel-read-table", **options}
-    fixed = {"bootstrap_servers": bootstrap_servers, "isolation_level": isolation_level, "auto_offset_reset": "none"}
-    consumer = Consumer({**settings, **fixed, "allow_auto_create_topics": False})
+    fixed = {
+        "bootstrap_servers": bootstrap_servers,
+        "isolation_level": isolation_level,
+        "auto_offset_reset": "none",
+        "allow_auto_create_topics": False,
+        "enable_auto_commit": False,  # with the options of a group's consumer, the group would go on behind the table
+    }
+    consumer = Consumer({**settings, **fixed})
     with consumer:
         wanted = _partitions(consumer, topic, partitions)
         ends = consumer.end_offsets(wanted)
-        starts = _starts(consumer, wanted, start, ends)
+        starts = _starts(consumer, topic, start, ends)
         consumer.assign(wanted)
         for partition, offset in starts.items():
             consumer.seek(partition, offset)
@@ -78,16 +84,16 @@ def _partitions(consumer: Consumer, topic: str, wanted: Iterable[int] | None) ->
 
 
 def _starts(
-    consumer: Consumer, partitions: list[TopicPartition], start: Mapping[int, int] | datetime | None, ends: Offsets
+    consumer: Consumer, topic: str, start: Mapping[int, int] | datetime | None, ends: Offsets
 ) -> dict[TopicPartition, int]:
     if isinstance(start, datetime):
         at_ms = timestamp_ms(start, "start")
-        found = consumer.offsets_for_times(dict.fromkeys(partitions, at_ms))
+        found = consumer.offsets_for_times(dict.fromkeys(ends, at_ms))
         return {partition: ends[partition] if at is None else at.offset for partition, at in found.items()}
     if start is not None and not isinstance(start, Mapping):
         raise ConfigError(f"start is {start!r}; it must be {{partition: offset}}, or a datetime with a time zone")
-    given = {TopicPartition(partitions[0].topic, number): offset for number, offset in (start or {}).items()}
-    unknown = sorted(given.keys() - set(partitions))
+    given = {TopicPartition(topic, number): offset for number, offset in (start or {}).items()}
+    unknown = sorted(given.keys() - ends.keys())
     if unknown:
         raise ConfigError(f"start names partition {unknown[0].partition}, which is not read")
     for partition, offset in given.items():
@@ -98,7 +104,7 @@ def _starts(
                 partition,
                 offset,
             )
-    return consumer.beginning_offsets(partitions) | given
+    return consumer.beginning_offsets(ends) | given
 
 
 def _read(consumer: Consumer, ends: Offsets, limit_bytes: int) -> dict[int, list[pa.RecordBatch]]:
