@@ -185,14 +185,26 @@ def reserve_environment_of_active() -> None:
             reserve_environment(session)
 
 
+_changes: dict[tuple[int, str], tuple[int, str]] = {}  # by session and name: how many want it, what it was before
+_changing = threading.Lock()
+
+
 @contextmanager
 def changed(session: Any, settings: Mapping[str, str]) -> Iterator[None]:
-    """The session with other settings; afterwards it has those it had. A session belongs to one query."""
-    before = {name: session.conf.get(name) for name in settings}
-    for name, value in settings.items():
-        session.conf.set(name, value)
+    """The session with other settings; when the last one who wants them is done, it has those it had. The session of a
+    batch belongs to one query; frames that a function makes in the program's own are written in that, by many."""
+    with _changing:
+        for name, value in settings.items():
+            wanted, before = _changes.get((id(session), name)) or (0, session.conf.get(name))
+            _changes[id(session), name] = wanted + 1, before
+            session.conf.set(name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
-            session.conf.set(name, value)
+        with _changing:
+            for name in settings:
+                wanted, before = _changes.pop((id(session), name))
+                if wanted > 1:
+                    _changes[id(session), name] = wanted - 1, before
+                else:
+                    session.conf.set(name, before)

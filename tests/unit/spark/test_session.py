@@ -184,3 +184,19 @@ def test_java_that_is_not_there_is_named(tmp_path: Path, environment: dict[str, 
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"semel: Spark needs Java 17 or newer: {reason.format(folder=tmp_path)}"), done.stderr
     assert "`semel doctor --environment`" in last
+
+
+def test_settings_are_as_they_were_when_two_queries_have_changed_them_at_once() -> None:
+    """Both write frames of the program's own session."""
+    settings = {"spark.sql.adaptive.enabled": "true"}
+    program = SimpleNamespace(conf=SimpleNamespace(get=settings.get, set=settings.__setitem__))
+    one, other = (session.changed(program, {"spark.sql.adaptive.enabled": "false"}) for _ in range(2))
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert settings == {"spark.sql.adaptive.enabled": "false"}, "the other one has not done"
+    other.__exit__(None, None, None)
+    assert settings == {"spark.sql.adaptive.enabled": "true"}
+    with session.changed(program, {"spark.sql.adaptive.enabled": "false"}):
+        assert settings == {"spark.sql.adaptive.enabled": "false"}
+    assert settings == {"spark.sql.adaptive.enabled": "true"}
