@@ -23,7 +23,6 @@ from semel.protocol.messages import configs as config_messages
 from semel.protocol.messages import topics as topic_messages
 from semel.spark.ledger import SUFFIX, LedgerEntry, LedgerError, LostLedgerError, NoEntryError, decode, topic_of
 from semel.spark.offsets import Offsets, Range, to_json
-from semel.spark.owners import COMMITTED, transaction_of
 from semel.spark.reading import RangeReader
 from semel.spark.topics import ABSENT_S, is_here, list_offsets
 
@@ -180,6 +179,9 @@ def why_lost(cluster: Cluster, application_id: str, start: int) -> str:
 
 def _has_committed(cluster: Cluster, transactional_id: str) -> bool:
     """Whether the last transaction of an id was committed. Also known where no offsets are stored in a group."""
+    # Not at the top: the process that Spark starts for each source would import the admin client.
+    from semel.spark.owners import COMMITTED, transaction_of
+
     try:
         found = transaction_of(cluster, transactional_id)
     except KafkaError as error:

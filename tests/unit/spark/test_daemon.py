@@ -1,4 +1,4 @@
-"""The process that Spark's local Python workers are forked from."""
+"""The process that Spark's local Python workers are forked from, and the one that it starts for a source."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 def test_it_has_semel_and_one_thread() -> None:
     look = "print(len(os.listdir('/proc/self/task')), 'semel.spark.writing' in sys.modules)"
     assert run(f"import os, sys, semel.spark.daemon; {look}").stdout.split() == ["1", "True"]
+
+
+def test_the_process_of_a_source_has_neither_producer_nor_consumer_nor_admin() -> None:
+    """Every query waits for its start."""
+    found = run("import sys, semel.spark.source; print(*sys.modules)").stdout.split()
+    assert "semel.spark.source" in found
+    unwanted = ("semel.client.producer", "semel.client.consumer", "semel.client.admin")
+    assert [name for name in found if name.startswith(unwanted)] == []
 
 
 def test_a_worker_whose_task_spark_has_ended_ends_without_a_traceback() -> None:
