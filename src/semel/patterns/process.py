@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import msgspec
@@ -407,16 +407,21 @@ class Processor(RebalanceListener):
             self._stopping.clear()
 
     def _give_up_late(self, stopped_or_ended: Flag, ended: Flag) -> None:
-        """Ends the calls that a stopped loop waits in when its time is over, and those that it makes after that."""
+        """Ends the calls that a stopped loop waits in when its time is over, and those that it makes after that. The
+        function has all the time that it takes."""
         stopped_or_ended.wait()
-        timeout_s = STOP_TIMEOUT_S
-        while not ended.wait(timeout_s):
-            self._has_given_up, timeout_s = True, GIVE_UP_AGAIN_S
+        stopped_s = time.monotonic()
+        while not ended.wait(GIVE_UP_AGAIN_S if self._has_given_up else STOP_TIMEOUT_S):
             mode, consumer = self._mode, self._consumer
-            if mode is not None:
-                mode.end_calls()
-            if consumer is not None:
-                consumer.end_calls()
+            while mode is not None and (left_s := mode.called_s(stopped_s) + STOP_TIMEOUT_S - time.monotonic()) > 0:
+                if ended.wait(left_s):
+                    return
+            self._has_given_up = True
+            with suppress(KafkaError):
+                if mode is not None:
+                    mode.end_calls()
+                if consumer is not None:
+                    consumer.end_calls()
 
     def _run(self) -> Stats:
         with stop_on_signals(self.stop), Consumer(self._consumer_options) as consumer:
@@ -438,7 +443,7 @@ class Processor(RebalanceListener):
                 self._abandon(mode)
                 raise
             finally:
-                self._mode = None  # leaving the group revokes partitions; there is nothing to finish
+                self._consumer = self._mode = None  # leaving the group revokes partitions; there is nothing to finish
                 mode.close()
         if member is not None and member.group_instance_id is not None:
             self._leave(consumer, member)
@@ -495,7 +500,7 @@ class Processor(RebalanceListener):
             self._idle.interrupt()
         if not mode.is_working:
             self._began_s = time.monotonic()
-        with self._stage("work"):
+        with self._stage("work"), mode.calling() if self._external is not None else nullcontext():
             mode.take(batch, _first_offsets(batch))
         self._collected += len(batch)
         self.stats.records_in += len(batch)

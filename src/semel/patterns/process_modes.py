@@ -11,7 +11,9 @@ an error the mode has `failed` until `undo` succeeds: nothing may be taken or se
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from semel.client.consumer import Consumer
@@ -30,6 +32,8 @@ class Mode:
     """What the modes share. `begun` holds, for each partition, where the current unit of work began."""
 
     has_state = False
+    _is_calling = False
+    _called_s = 0.0
 
     def __init__(self, consumer: Consumer, make_producer: Callable[[], Producer], emitter: Emitter) -> None:
         self.consumer = consumer
@@ -91,6 +95,20 @@ class Mode:
         """Calls that wait for a broker, and those that follow, raise `ClosedError`. From another thread."""
         self.producer.close(timeout_ms=0)
 
+    # -- how long it waits for brokers ---------------------------------------------------------------------------------
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """The function runs: what takes long is not a broker."""
+        self._is_calling = True
+        try:
+            yield
+        finally:
+            self._called_s, self._is_calling = time.monotonic(), False
+
+    def called_s(self, since_s: float) -> float:
+        """When the function ran last, on time.monotonic(), if that was later."""
+        return time.monotonic() if self._is_calling else max(since_s, self._called_s)
+
     # -- pieces --------------------------------------------------------------------------------------------------------
     def _begin(self, firsts: dict[TopicPartition, int]) -> None:
         for partition, offset in firsts.items():
@@ -102,7 +120,9 @@ class Mode:
         return {partition: consumed[partition] for partition in self.begun if partition in consumed}
 
     def _emit(self, batch: Any) -> Deliveries:
-        sent = self.emitter.send(self.producer, self.emitter.outputs(batch))
+        with self.calling():
+            made = self.emitter.outputs(batch)
+        sent = self.emitter.send(self.producer, made)
         self.records_out += sent.records
         self.dead_letters += sent.dead_letters
         return sent.deliveries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -270,3 +271,17 @@ def test_stop_keeps_its_deadline_though_no_broker_responds(
         with pytest.raises(TimedOutError, match="stopped"):
             run.result(PATIENCE_S)
         assert time.monotonic() - began_s < 5
+
+
+def test_stop_waits_for_a_slow_function(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "STOP_TIMEOUT_S", 2.0)
+
+    def slow(record: Any) -> Any:
+        if not loop.stats.records_in and record.offset == 0:
+            loop.stop()
+            threading.Event().wait(3.0)
+        return record
+
+    loop = Processor(pipe.source, pipe.sink, slow, **pipe.options(guarantee="at_least_once"))
+    stats = loop.run()
+    assert stats.records_in == stats.records_out == pipe.written().total() > 0
