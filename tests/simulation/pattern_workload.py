@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from semel.client.errors import ConfigError, KafkaError
-from semel.patterns import sagas as saga_loops
 from semel.patterns.entities import Entities
 from semel.patterns.entity_writer import AppendUncertainError, ConflictError
 from semel.patterns.saga_states import ENDED, SagaStep
@@ -279,7 +278,7 @@ def sagas(seed: int, data: Path, on_start: Callable[[World], None] = lambda worl
             while len(started) < SAGAS:
                 made.start(str(len(started)), _transfer(len(started)))
                 started.append(len(started))
-                saga_loops.time.sleep(world.rng.random())
+                wait_for(lambda: False, world.rng.random())
             made.close()
 
         for number in range(2):
