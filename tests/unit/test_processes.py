@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from semel.local.processes import Process, ProcessFailed
+from semel.local.processes import Process, ProcessFailed, _guardian
 from tests.support.waiting import until
 
 PRINT_THEN_SLEEP = "print('hello 42', flush=True); import time; time.sleep(600)"  # longer than a test waits for its end
@@ -66,6 +66,27 @@ def test_a_frozen_process_stands_still_until_resumed() -> None:
             process.wait_for_line("got two", timeout_s=0.3)
         process.resume()
         process.wait_for_line("got two")
+
+
+def test_a_process_that_is_gone_gets_no_signal_as_its_number_may_be_another_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[int] = []
+    with python("pass") as waited_for, python("pass") as seen:
+        waited_for.wait()
+        until(lambda: not seen.running)
+        assert not {waited_for.pid, seen.pid} & _guardian._groups
+        monkeypatch.setattr(os, "killpg", lambda group, _: sent.append(group))
+    assert sent == []
+
+
+def test_what_a_process_has_left_of_its_group_is_killed() -> None:
+    with python("import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)") as process:
+        child = int(process.wait_for_line(r"(\d+)")[1])
+        until(lambda: not process.running)
+        assert alive(child)
+        process.kill()
+    until(lambda: not alive(child))
 
 
 def test_terminate_lets_it_end_in_order_and_kill_ends_a_frozen_one() -> None:

@@ -65,6 +65,7 @@ class Process:
             start_new_session=True,
         )
         _guardian.watch(self.pid)
+        self._is_gone = False  # nothing is left of its group, so the number may be that of another one
         self._changed = threading.Condition()
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._read_count = 0
@@ -78,11 +79,14 @@ class Process:
 
     @property
     def running(self) -> bool:
-        return self._popen.poll() is None
+        return self.returncode is None
 
     @property
     def returncode(self) -> int | None:
-        return self._popen.poll()
+        code = self._popen.poll()
+        if code is not None:
+            self._look_whether_gone()
+        return code
 
     @property
     def output(self) -> str:
@@ -129,6 +133,7 @@ class Process:
             code = self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise self._failure(f"did not end within {timeout_s} s") from None
+        self._look_whether_gone()
         self._forget()
         return code
 
@@ -204,11 +209,24 @@ class Process:
         return list(self._lines)[-new:] if new > 0 else []
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says "permission" for a zombie
-            os.killpg(self.pid, number)
+        if not self._is_gone:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says "permission" for a zombie
+                os.killpg(self.pid, number)
+
+    def _look_whether_gone(self) -> None:
+        """After its end. While one process of the group is alive, the system gives its number to nobody else."""
+        if not self._is_gone:
+            try:
+                os.killpg(self.pid, 0)
+            except ProcessLookupError:
+                self._is_gone = True
+                _guardian.release(self.pid)
+            except PermissionError:
+                pass
 
     def _forget(self) -> None:
-        _guardian.release(self.pid)
+        if not self._is_gone:
+            _guardian.release(self.pid)
         for reader in self._readers:
             reader.join(5)
 
