@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from crc32c import crc32c
 
+from semel.protocol.crc import crc32c
 from semel.storage import DiskFiles, write_fully
 
 FILE_NAME = "broker.journal"

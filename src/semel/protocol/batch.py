@@ -24,8 +24,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from semel.protocol.crc import crc32c
 from semel.protocol.errors import CorruptBatchError, TooLargeError
 
 Buffer = bytes | bytearray | memoryview

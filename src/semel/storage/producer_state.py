@@ -18,9 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from semel.protocol.batch import NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP, next_sequence
+from semel.protocol.crc import crc32c
 from semel.protocol.errors import ErrorCode
 from semel.storage.results import StorageError
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 
-from crc32c import crc32c
-
 from semel.protocol.batch import CRC_START, HEADER, HEADER_SIZE, MAGIC, BatchHeader
+from semel.protocol.crc import crc32c
 from semel.protocol.errors import CorruptBatchError
 from semel.storage import checkpoints
 from semel.storage.config import INT64_MAX

@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
-
 from semel.protocol.batch import CRC_START, HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC, NO_TIMESTAMP, BatchHeader
+from semel.protocol.crc import crc32c
 from semel.storage.files import DiskFiles, FileCache, Handle, write_fully
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from crc32c import crc32c
-
 from semel.protocol import compression, record_check
 from semel.protocol.batch import (
     COMPRESSION_MASK,
@@ -30,6 +28,7 @@ from semel.protocol.batch import (
     read_body,
     read_header,
 )
+from semel.protocol.crc import crc32c
 from semel.protocol.errors import CorruptBatchError, DecodeError, ErrorCode, TooLargeError
 from semel.protocol.record_check import RecordFacts, check_records
 from semel.storage.config import LogConfig

@@ -88,6 +88,11 @@ def test_numpy_and_pyarrow_are_loaded_only_when_tables_are_written(statement: st
     assert not {"numpy", "pyarrow", "asyncio", "confluent_kafka"} & loaded_by(statement)
 
 
+def test_the_broker_brings_no_metadata_of_what_is_installed() -> None:
+    """The package crc32c reads its own version, which takes a parser of mail."""
+    assert "email" not in loaded_by("import semel.broker.broker")
+
+
 def test_every_public_name_can_be_loaded() -> None:
     import semel.client
 
