@@ -53,6 +53,13 @@ def numbered(table: pa.Table) -> pa.Table:
     return pa.table({"id": pc.cast(texts, pa.uint32()), "name": texts.dictionary_encode(), "at": times})
 
 
+def last_digits(table: pa.Table) -> pa.Table:
+    """Several rows of one key."""
+    made = numbered(table)
+    digits = [number % 10 for number in made["id"].to_pylist()]
+    return made.set_column(0, "id", pa.array(digits)).append_column("offset", table["offset"])
+
+
 def test_every_record_is_a_row_once_although_a_worker_dies(
     session: Any, cluster: Cluster, tmp_path: Path, dsn: str
 ) -> None:
@@ -75,9 +82,10 @@ def test_every_record_is_a_row_once_although_a_worker_dies(
     assert max(report.attempts for report in sink.reports) == 2
     assert sum(report.rows for report in sink.reports) == ROWS
     query.fill(50)
-    run(session, query, dsn, numbered, mode="upsert")  # of the same application: it goes on where the table ends
+    run(session, query, dsn, last_digits, mode="upsert", order_by="offset")  # goes on where the table ends
     found = sql(dsn, "SELECT id, name, made, at IS NOT NULL FROM out ORDER BY id")
-    assert found == [(n, str(n), "here", True) for n in range(ROWS + 50)]
+    kept = [(n, str(n), "here", True) for n in range(10, ROWS)]
+    assert found == [(digit, str(ROWS + 40 + digit), "here", True) for digit in range(10)] + kept
     assert sql(dsn, "SELECT * FROM semel.staging") == []
 
 
@@ -89,6 +97,7 @@ def with_bad_rows(table: pa.Table) -> pa.Table:
     return made.set_column(1, "name", pa.array(texts))
 
 
+@pytest.mark.full
 def test_bad_rows_and_functions_stop_the_query_or_are_set_aside(
     session: Any, cluster: Cluster, tmp_path: Path, dsn: str
 ) -> None:
@@ -121,8 +130,14 @@ def test_bad_rows_and_functions_stop_the_query_or_are_set_aside(
 def test_a_table_needs_a_function_brokers_and_no_partitions(
     session: Any, cluster: Cluster, tmp_path: Path, dsn: str
 ) -> None:
+    query = Query(cluster, tmp_path, "fast")
     sql(dsn, OUT)
     source = {"subscribe": "in", "kafka.bootstrap.servers": cluster.bootstrap}
+    topics = semel.SinkTopics(cluster.bootstrap, records=lambda df: df, topic=query.output)
+    both = semel.postgres_sink(dsn, application_id=query.application_id, table="out", topics=topics)
+    with pytest.raises(OptionError, match="to topics or to a table"):
+        semel.table_pipeline(session, source=source, sink=both, function=numbered)
+    both.close()
     sink = semel.postgres_sink(dsn, application_id="app", table="out")
     with pytest.raises(OptionError, match="needs a function"):
         semel.table_pipeline(session, source=source, sink=sink)
