@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from semel.prove.command import FIRST_GENERATION
-from semel.prove.schedule import BROKER, Fault, Round, Scene, Schedule
+from semel.prove.schedule import BROKER, Fault, Round, Schedule, WorkloadPlan
 
 
 def install(name: str) -> None:
@@ -203,7 +203,7 @@ def plan_hunt(seed: int, mutant: str, rounds: int) -> Schedule:
     """Rounds that look for one deliberate bug."""
     hunt = HUNTS[mutant]
     rng = random.Random(f"{seed}-{mutant}")
-    dealt = [Round(hunt.faults(rng), hunt.transactions) for _ in range(rounds)]
+    drawn = [Round(hunt.faults(rng), hunt.transactions) for _ in range(rounds)]
     return Schedule(
-        seed, [Scene(hunt.workload, "exactly_once", dealt, dict(hunt.options))], mutant, list(hunt.settings)
+        seed, [WorkloadPlan(hunt.workload, "exactly_once", drawn, dict(hunt.options))], mutant, list(hunt.settings)
     )

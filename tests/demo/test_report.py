@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from semel.demo.play import Moment, Story
 from semel.demo.program import FAULTS, GUARANTEES
 from semel.demo.report import Facts, Scale, page, picture
+from semel.demo.testbed import Moment, RunHistory
 from semel.demo.workloads import WORKLOADS, Outcome, Part
 
 START_S = 1_700_000_000.0
-STORY = Story(
+HISTORY = RunHistory(
     START_S,
     START_S + 60,
     [
@@ -41,7 +41,7 @@ def outcome(guarantee: str, lost: int, duplicated: int) -> Outcome:
 
 def facts(workload: str, broken: bool = False) -> Facts:
     outcomes = [outcome("at_most_once", 7, 0), outcome("at_least_once", 0, 9), outcome("exactly_once", int(broken), 0)]
-    return Facts(WORKLOADS[workload], "spark", 1, outcomes, STORY)
+    return Facts(WORKLOADS[workload], "spark", 1, outcomes, HISTORY)
 
 
 @pytest.mark.parametrize("workload", sorted(WORKLOADS))

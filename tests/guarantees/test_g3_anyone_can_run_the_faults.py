@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.prove.schedule import Fault, Round, Scene, Schedule
+from semel.prove.schedule import Fault, Round, Schedule, WorkloadPlan
 from tests.support.boundaries import boundaries
 from tests.support.broker import Cluster
 from tests.support.prove import held, prove
@@ -52,7 +52,7 @@ def test_short_campaign_on_apache_kafka_violates_nothing(tmp_path: Path, cluster
 
 
 def schedule(workload: str, guarantee: str, rounds: list[list[Fault]]) -> Schedule:
-    return Schedule(1, [Scene(workload, guarantee, [Round(faults) for faults in rounds])])
+    return Schedule(1, [WorkloadPlan(workload, guarantee, [Round(faults) for faults in rounds])])
 
 
 PRICES = {

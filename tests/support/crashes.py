@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from benchmarks.peers.raw_client import RETRIABLE, Owner, RawClient, eventually
 from semel.protocol.errors import ErrorCode
-from semel.prove.stage import OwnBroker
+from semel.prove.testbed import OwnBroker
 from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")

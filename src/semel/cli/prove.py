@@ -69,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="a pipeline may take so long to catch up after the faults of a round",
     )
-    how.add_argument("--replay", metavar="FILE", help="play a saved schedule again")
+    how.add_argument("--replay", metavar="FILE", help="run a saved schedule again")
     out = parser.add_argument_group("output")
     out.add_argument("--save", metavar="FILE", help="where the schedule goes (default: semel-prove-SEED.json)")
     out.add_argument("--json", action="store_true", help="the result as JSON on stdout; live lines go to stderr")

@@ -4,7 +4,7 @@ One Spark program runs the same query three times on the same input: at most onc
 killed (kill -9) while all three are in the middle of a commit, and so is the broker. What came out is then counted by
 an independent client.
 
-    play.py       the broker, the producer and the program; what happens, in order; the count
+    testbed.py    the broker, the producer and the program; what happens, in order; the count
     program.py    the faults, the point at which each guarantee is hit, the gate that holds the pipelines there;
                   live progress
     drivers.py    the Spark program, and the one for machines without Java

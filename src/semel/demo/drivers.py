@@ -233,7 +233,7 @@ def is_drained(brokers: str, admin: Admin, topics: DemoTopics) -> bool:
 
 
 # --- running a program ---
-def play(program: SparkProgram | LoopProgram) -> None:
+def run_program(program: SparkProgram | LoopProgram) -> None:
     """Runs the program to its end, and obeys meanwhile."""
     send_event("started")
     threading.Thread(target=follow_commands, args=(program.gate, program.finish), daemon=True).start()
@@ -263,4 +263,4 @@ def follow_commands(gate: Gate, finish: Callable[[], None]) -> None:
 PROGRAMS: dict[str, type[SparkProgram | LoopProgram]] = {"spark": SparkProgram, "process": LoopProgram}
 
 if __name__ == "__main__":
-    play(PROGRAMS[sys.argv[1]](json.loads(sys.argv[2])))
+    run_program(PROGRAMS[sys.argv[1]](json.loads(sys.argv[2])))

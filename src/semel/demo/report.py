@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from semel import __version__
-from semel.demo.play import Moment, Story, reader_name
 from semel.demo.program import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, FAULTS, RETURNED
+from semel.demo.testbed import Moment, RunHistory, reader_name
 from semel.demo.workloads import DemoWorkload, Outcome
 
 # --- Charts of a demo as SVG ---
@@ -91,9 +91,9 @@ class TimeAxis(NamedTuple):
     scale: Scale
 
     @classmethod
-    def of(cls, story: Story, width: int = WIDTH) -> TimeAxis:
-        duration_s = max(1.0, story.ended_s - story.started_s)
-        return cls(story.started_s, Scale(0, duration_s, LEFT, width - RIGHT))
+    def of(cls, history: RunHistory, width: int = WIDTH) -> TimeAxis:
+        duration_s = max(1.0, history.ended_s - history.started_s)
+        return cls(history.started_s, Scale(0, duration_s, LEFT, width - RIGHT))
 
     def x(self, at_s: float) -> float:
         return self.scale(min(max(at_s - self.started_s, 0), self.scale.high))
@@ -107,14 +107,14 @@ class TimeAxis(NamedTuple):
         return parts
 
 
-def kills(story: Story) -> list[Moment]:
+def kills(history: RunHistory) -> list[Moment]:
     """The faults; their numbers are their places in this list, from 1."""
-    return [moment for moment in story.moments if moment.what == "killed"]
+    return [moment for moment in history.moments if moment.what == "killed"]
 
 
-def fault_lines(clock: TimeAxis, story: Story, top: float, bottom: float) -> list[str]:
+def fault_lines(clock: TimeAxis, history: RunHistory, top: float, bottom: float) -> list[str]:
     parts = []
-    for number, moment in enumerate(kills(story), 1):
+    for number, moment in enumerate(kills(history), 1):
         x = clock.x(moment.at_s)
         words = title(moment.text)
         parts.append(element("g", words + line((x, top), (x, bottom), class_="fault"), class_="faults"))
@@ -122,16 +122,16 @@ def fault_lines(clock: TimeAxis, story: Story, top: float, bottom: float) -> lis
     return parts
 
 
-def totals(outcome: Outcome, story: Story, shown: Shown, label: str, **attributes: object) -> str:
+def totals(outcome: Outcome, history: RunHistory, shown: Shown, label: str, **attributes: object) -> str:
     """What came in and what the output says, summed up over time."""
     height, top, bottom = 170, 18, 148
-    clock = TimeAxis.of(story)
+    clock = TimeAxis.of(history)
     came, said = _sums(outcome.series_in), _sums(outcome.series_out)
     high = max([1, *(value for _, value in came), *(value for _, value in said)])
     scale = Scale(0, high * 1.05, bottom, top)
     parts = _levels(scale, shown, 4)
     parts += clock.axis(top, bottom)
-    parts += fault_lines(clock, story, top, bottom)
+    parts += fault_lines(clock, history, top, bottom)
     end_x = clock.scale.end
     for series, kind in ((came, "came"), (said, "said")):
         points: list[Point] = [(clock.x(at_ms / 1000), scale(value)) for at_ms, value in series]
@@ -157,11 +157,11 @@ def _sums(series: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return list(zip(times, accumulate(by_time[at_ms] for at_ms in times), strict=True))
 
 
-def throughput(outcome: Outcome, story: Story, label: str) -> str:
+def throughput(outcome: Outcome, history: RunHistory, label: str) -> str:
     """Rows written in each second."""
     height, top, bottom = 108, 18, 86
-    clock = TimeAxis.of(story)
-    seconds = Counter(int(at_ms / 1000 - story.started_s) for at_ms, _ in outcome.series_out)
+    clock = TimeAxis.of(history)
+    seconds = Counter(int(at_ms / 1000 - history.started_s) for at_ms, _ in outcome.series_out)
     scale = Scale(0, max(seconds.values(), default=1) * 1.05, bottom, top)
     parts = _levels(scale, lambda value: f"{value:,.0f}", 4)
     parts += clock.axis(top, bottom)
@@ -172,7 +172,7 @@ def throughput(outcome: Outcome, story: Story, label: str) -> str:
         parts.append(
             element("rect", words, x=clock.scale(second), y=y, width=width, height=round(bottom - y, 1), class_="bar")
         )
-    parts += fault_lines(clock, story, top, bottom)
+    parts += fault_lines(clock, history, top, bottom)
     return drawing(WIDTH, height, parts, label, class_=f"chart {outcome.guarantee}")
 
 
@@ -209,19 +209,19 @@ def _upright(scale: Scale, value: float, x: float, width: float, kind: str) -> s
     )
 
 
-def timeline(story: Story, width: int = 1120) -> str:
+def timeline(history: RunHistory, width: int = 1120) -> str:
     """Who was up when, and the moments of the faults."""
-    clock = TimeAxis.of(story, width)
+    clock = TimeAxis.of(history, width)
     parts = clock.axis(16, 92, about=12)
     for row, who in enumerate(("broker", "driver")):
         y = 24 + row * 36
         parts.append(text(LEFT - 8, y + 17, who, class_="label", text_anchor="end"))
-        for start_s, end_s in _spans(story, who):
+        for start_s, end_s in _spans(history, who):
             x = clock.x(start_s)
             parts.append(
                 element("rect", x=x, y=y, width=max(1, round(clock.x(end_s) - x, 1)), height=26, rx=4, class_="up")
             )
-    for number, moment in enumerate(kills(story), 1):
+    for number, moment in enumerate(kills(history), 1):
         x, y = clock.x(moment.at_s), 24 if moment.who == "broker" else 60
         parts.append(line((x, y - 5), (x, y + 31), class_="fault"))
         parts.append(element("circle", title(moment.text), cx=x, cy=y + 13, r=9, class_="fault-dot"))
@@ -229,11 +229,11 @@ def timeline(story: Story, width: int = 1120) -> str:
     return drawing(width, 112, parts, "when the broker and the driver were up", class_="chart timeline")
 
 
-def _spans(story: Story, who: str) -> list[tuple[float, float]]:
+def _spans(history: RunHistory, who: str) -> list[tuple[float, float]]:
     """From each start to the end that followed it."""
     spans: list[tuple[float, float]] = []
     since_s: float | None = None
-    for moment in story.moments:
+    for moment in history.moments:
         if moment.who != who:
             continue
         if moment.what == "up":
@@ -241,7 +241,7 @@ def _spans(story: Story, who: str) -> list[tuple[float, float]]:
         elif since_s is not None:
             spans.append((since_s, moment.at_s))
             since_s = None
-    return [*spans, (since_s, story.ended_s)] if since_s is not None else spans
+    return [*spans, (since_s, history.ended_s)] if since_s is not None else spans
 
 
 class Facts(NamedTuple):
@@ -251,7 +251,7 @@ class Facts(NamedTuple):
     engine: str
     seed: int
     outcomes: list[Outcome]
-    story: Story
+    history: RunHistory
 
 
 # --- The result of a demo as a small table, and as JSON ---
@@ -288,12 +288,12 @@ def text_table(facts: Facts) -> str:
 
 
 def as_json(facts: Facts) -> dict[str, Any]:
-    story = facts.story
+    history = facts.history
     return {
         "demo": facts.workload.name,
         "engine": facts.engine,
         "seed": facts.seed,
-        "duration_s": round(story.ended_s - story.started_s, 1),
+        "duration_s": round(history.ended_s - history.started_s, 1),
         "guarantees": {
             outcome.guarantee: {
                 "records_in": outcome.records_in,
@@ -308,10 +308,10 @@ def as_json(facts: Facts) -> dict[str, Any]:
             for outcome in facts.outcomes
         },
         "faults": [
-            {"at_s": round(moment.at_s - story.started_s, 1), "killed": moment.who, "what": moment.text}
-            for moment in kills(story)
+            {"at_s": round(moment.at_s - history.started_s, 1), "killed": moment.who, "what": moment.text}
+            for moment in kills(history)
         ],
-        "held": [{"fault": fault, "guarantee": guarantee, "point": point} for fault, guarantee, point in story.held],
+        "held": [{"fault": fault, "guarantee": guarantee, "point": point} for fault, guarantee, point in history.held],
     }
 
 
@@ -399,7 +399,7 @@ def page(facts: Facts) -> str:
     body = [
         _headline(facts),
         _table(facts),
-        _what_happened(facts.story),
+        _what_happened(facts.history),
         '<div class="lanes">' + "".join(_lane(facts, outcome) for outcome in facts.outcomes) + "</div>",
         _where_they_stood(facts),
         _footer(facts),
@@ -412,20 +412,20 @@ def page(facts: Facts) -> str:
     )
 
 
-def _what_happened(story: Story) -> str:
+def _what_happened(history: RunHistory) -> str:
     items = "".join(
-        f"<li>{escape(moment.text)} <span>after {moment.at_s - story.started_s:.1f} s</span></li>"
-        for moment in kills(story)
+        f"<li>{escape(moment.text)} <span>after {moment.at_s - history.started_s:.1f} s</span></li>"
+        for moment in kills(history)
     )
     return (
-        f'<section><h2>What happened</h2><div class="wide">{timeline(story)}</div>'
+        f'<section><h2>What happened</h2><div class="wide">{timeline(history)}</div>'
         f'<ol class="faults">{items}</ol></section>'
     )
 
 
 def _headline(facts: Facts) -> str:
     exact = next(outcome for outcome in facts.outcomes if outcome.guarantee == EXACTLY_ONCE)
-    killed = [moment.who for moment in kills(facts.story)]
+    killed = [moment.who for moment in kills(facts.history)]
     engine = "Spark" if facts.engine == "spark" else "semel.process"
     verdict = (
         f"Exactly once, {exact.records_in:,} {facts.workload.records} through {len(killed)} kills: "
@@ -467,7 +467,7 @@ def _table(facts: Facts) -> str:
 
 
 def _lane(facts: Facts, outcome: Outcome) -> str:
-    workload, story, name = facts.workload, facts.story, outcome.guarantee.replace("_", " ")
+    workload, history, name = facts.workload, facts.history, outcome.guarantee.replace("_", " ")
     shown, difference = partial(_rounded, workload), _difference(workload, outcome)
     kind = "right" if difference == "exact" else "wrong"
     by_part = "Balances" if workload.name == "bank" else f"By {workload.part}"
@@ -476,9 +476,9 @@ def _lane(facts: Facts, outcome: Outcome) -> str:
         f'<article class="{outcome.guarantee}"><h2><i></i>{name}</h2><p>{MEANINGS[outcome.guarantee]}</p>'
         f'<h3>{workload.total.capitalize()} <b class="{kind}">{difference}</b></h3>'
         '<p class="key"><span class="came"></span>came in <span class="said"></span>by the output</p>'
-        + totals(outcome, story, shown, f"{name}: {workload.total} over time")
+        + totals(outcome, history, shown, f"{name}: {workload.total} over time")
         + "<h3>Rows written per second</h3>"
-        + throughput(outcome, story, f"{name}: throughput")
+        + throughput(outcome, history, f"{name}: throughput")
         + f'<h3>{by_part} <b class="{"wrong" if outcome.wrong_parts else "right"}">'
         + (wrong if outcome.wrong_parts else "all right")
         + '</b></h3><p class="key"><span class="due"></span>as it should be '
@@ -500,7 +500,7 @@ def _difference(workload: DemoWorkload, outcome: Outcome) -> str:
 def _where_they_stood(facts: Facts) -> str:
     lines = []
     for fault in FAULTS:
-        for name, guarantee, point in facts.story.held:
+        for name, guarantee, point in facts.history.held:
             if name == fault.name:
                 what = POINTS.get(point, {}).get(guarantee, point)
                 cells = (f"{fault.victim}, {fault.what}", guarantee.replace("_", " "), what)
@@ -540,7 +540,7 @@ def picture(facts: Facts) -> str:
         x = MARGIN + number * (WIDTH + MARGIN)
         parts += _column(facts, outcome, x)
     killed = "   ".join(
-        f"{number} {moment.text.removeprefix('kill -9: ')};" for number, moment in enumerate(kills(facts.story), 1)
+        f"{number} {moment.text.removeprefix('kill -9: ')};" for number, moment in enumerate(kills(facts.history), 1)
     )
     key = f"{facts.workload.total} over time: grey came in, coloured by the output"
     parts.append(text(MARGIN + 6, HEIGHT - 44, key))
@@ -556,7 +556,7 @@ def _column(facts: Facts, outcome: Outcome, x: float) -> list[str]:
     difference = _difference(workload, outcome)
     verdict = f"{', '.join(wrong) or 'none lost, none twice'}; {workload.total} {difference}"
     shown = partial(_rounded, workload)
-    chart = totals(outcome, facts.story, shown, "", width=WIDTH, height=170, x=x, y=TOP)
+    chart = totals(outcome, facts.history, shown, "", width=WIDTH, height=170, x=x, y=TOP)
     return [
         element("rect", x=x + 6, y=26, width=11, height=11, rx=3, class_=f"mark {outcome.guarantee}"),
         text(x + 24, 36, outcome.guarantee.replace("_", " "), class_="name"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from semel.demo.program import EXACTLY_ONCE, FAULTS, DemoFault, Screen
 
 if TYPE_CHECKING:
-    from semel.demo.play import DemoStage, Story
+    from semel.demo.testbed import DemoTestbed, RunHistory
     from semel.demo.workloads import Outcome
 
 NO_JAVA = (
@@ -67,52 +67,54 @@ def run(options: DemoOptions) -> int:
     if missing:
         screen.line(f"  {missing}. {INSTEAD}")
     engine = "process" if missing or options.engine == "process" else "spark"
-    return _on_stage(options, engine, screen)
+    return _on_testbed(options, engine, screen)
 
 
-def _on_stage(options: DemoOptions, engine: str, screen: Screen) -> int:
-    from semel.demo.play import DemoStage
+def _on_testbed(options: DemoOptions, engine: str, screen: Screen) -> int:
+    from semel.demo.testbed import DemoTestbed
     from semel.demo.workloads import WORKLOADS
 
     workload = WORKLOADS[options.workload]
     screen.line(f"  {workload.title}; examples/{workload.file} on {'Spark' if engine == 'spark' else 'semel.process'}")
     screen.line(f"  seed {options.seed}; Ctrl-C stops everything\n")
-    stage = DemoStage(workload, engine, options.seed, options.per_s, keep=options.keep)
-    left = f"{stage.folder} is left behind" if options.keep else "nothing is left behind"
+    testbed = DemoTestbed(workload, engine, options.seed, options.per_s, keep=options.keep)
+    left = f"{testbed.folder} is left behind" if options.keep else "nothing is left behind"
     try:
-        with stage:
-            code = _play(options, stage, screen)
+        with testbed:
+            code = _run_and_count(options, testbed, screen)
     except KeyboardInterrupt:
         screen.erase()
         screen.line(f"stopped: broker, producer and program have ended; {left}")
         raise
     if options.keep:
-        screen.line(f"kept: {stage.folder} (the broker's data and the checkpoints)")
+        screen.line(f"kept: {testbed.folder} (the broker's data and the checkpoints)")
     return code
 
 
-def _play(options: DemoOptions, stage: DemoStage, screen: Screen) -> int:
-    from semel.demo.play import Play, count, reader_name
+def _run_and_count(options: DemoOptions, testbed: DemoTestbed, screen: Screen) -> int:
+    from semel.demo.testbed import DemoRun, count, reader_name
 
-    story = Play(stage, screen, options.faults).run()
+    history = DemoRun(testbed, screen, options.faults).run()
     screen.moment(f"counting, through {reader_name()}")
-    outcomes = count(stage)
+    outcomes = count(testbed)
     screen.erase()
-    _tell(options, stage, screen, story, outcomes)
+    _tell(options, testbed, screen, history, outcomes)
     exact = next(outcome for outcome in outcomes if outcome.guarantee == EXACTLY_ONCE)
     return 0 if exact.is_exact else 1
 
 
-def _tell(options: DemoOptions, stage: DemoStage, screen: Screen, story: Story, outcomes: list[Outcome]) -> None:
+def _tell(
+    options: DemoOptions, testbed: DemoTestbed, screen: Screen, history: RunHistory, outcomes: list[Outcome]
+) -> None:
     from semel.demo import report
 
-    facts = report.Facts(stage.workload, stage.engine, options.seed, outcomes, story)
+    facts = report.Facts(testbed.workload, testbed.engine, options.seed, outcomes, history)
     page = report.write(options.report, facts)
     if options.picture is not None:
         options.picture.write_text(report.picture(facts))
     if options.as_json:
         result = report.as_json(facts)
-        kept = {"kept": str(stage.folder)} if options.keep else {}
+        kept = {"kept": str(testbed.folder)} if options.keep else {}
         print(json.dumps({**result, "report": str(page), **kept}), flush=True)
     screen.line(f"\n{report.text_table(facts)}\n")
     screen.line(f"report: {page}")

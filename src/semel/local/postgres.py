@@ -36,7 +36,7 @@ IN_USE = "is still in use"  # backends of a killed postmaster end a moment later
 OWNERS = ("postgres", "nobody")  # who may run it for root
 SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
-# Without fsync a kill -9 of every process loses nothing: what was written is the kernel's. Power cuts are not played.
+# Without fsync a kill -9 of every process loses nothing: what was written is the kernel's. Power cuts are not tried.
 QUICK = {
     "fsync": "off",
     "full_page_writes": "off",

@@ -1,4 +1,4 @@
-"""Plays a schedule: feeds, inflicts, waits until the pipeline has caught up, checks, and reports, round by round."""
+"""Runs a schedule: feeds, inflicts, waits until the pipeline has caught up, checks, and reports, round by round."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from semel.prove.checker.reading import (
     topics_like,
 )
 from semel.prove.inflict import Inflictor
-from semel.prove.schedule import Fault, Round, Scene, Schedule
-from semel.prove.stage import Stage, StageError
+from semel.prove.schedule import Fault, Round, Schedule, WorkloadPlan
 from semel.prove.table_workloads import WORKLOADS
+from semel.prove.testbed import Testbed, TestbedError
 from semel.prove.workloads import PRODUCER, Workload
 
 TICK_S = 0.02
@@ -86,7 +86,7 @@ Say = Callable[[str], None]
 
 
 def run(
-    stage: Stage,
+    testbed: Testbed,
     schedule: Schedule,
     prefix: str,
     result: CampaignResult,
@@ -95,81 +95,82 @@ def run(
     say: Say,
     stop_at_violation: bool,
 ) -> None:
-    """Plays all scenes. StageError or CheckerError if that is not possible; `result` has what was done by then.
+    """Runs it to its end. TestbedError or CheckerError if that is not possible; `result` has what was done by then.
 
     `tell` gets each round's result, `say` gets lines about the progress."""
-    for number, scene in enumerate(schedule.scenes):
-        play = ScenePlay(stage, scene, f"{prefix}.{number}", say)
+    for number, plan in enumerate(schedule.plans):
+        workload_run = WorkloadRun(testbed, plan, f"{prefix}.{number}", say)
         try:
-            play.begin()
-            for round_number, round_ in enumerate(scene.rounds):
-                is_last = round_number == len(scene.rounds) - 1
-                done = play.round(round_number, round_, is_last)
+            workload_run.begin()
+            for round_number, round_ in enumerate(plan.rounds):
+                is_last = round_number == len(plan.rounds) - 1
+                done = workload_run.round(round_number, round_, is_last)
                 result.rounds.append(done)
                 on_round(done)
                 if done.violations:
                     break  # what follows would only find the same records again
-            result.never_fired += play.unfired
+            result.never_fired += workload_run.unfired
         finally:
-            play.end()
+            workload_run.end()
         if stop_at_violation and result.violations:
             break
 
 
-class ScenePlay:
+class WorkloadRun:
     """One workload on topics of its own."""
 
-    def __init__(self, stage: Stage, scene: Scene, prefix: str, say: Say) -> None:
-        self._stage = stage
-        self._scene = scene
-        self._workload: Workload = WORKLOADS[scene.workload](stage, prefix, scene.guarantee, scene.options)
+    def __init__(self, testbed: Testbed, plan: WorkloadPlan, prefix: str, say: Say) -> None:
+        self._testbed = testbed
+        self._plan = plan
+        self._workload: Workload = WORKLOADS[plan.workload](testbed, prefix, plan.guarantee, plan.options)
         self._prefix = prefix
         self._say = say
         self._watcher: Watcher | None = None
         self._transactions = 0
         self._start_s = self._caught_up_s = 0.0
-        self._stuck_after_s = float(scene.options.get("stuck_after_s", self._workload.stuck_after_s))
+        self._stuck_after_s = float(plan.options.get("stuck_after_s", self._workload.stuck_after_s))
         self.unfired: list[Fault] = []
 
     def begin(self) -> None:
-        there = topics_like(self._stage.direct, self._prefix + ".")
+        there = topics_like(self._testbed.direct, self._prefix + ".")
         if there:
-            raise StageError(
+            raise TestbedError(
                 f"topics {', '.join(there)} exist already; they may be somebody's: choose another --prefix"
             )
-        transactions = WARM_UP_TRANSACTIONS + sum(round_.transactions for round_ in self._scene.rounds)
+        transactions = WARM_UP_TRANSACTIONS + sum(round_.transactions for round_ in self._plan.rounds)
         ids = self._workload.expectation(transactions).ids
         if ids is not None and not ids:
-            raise StageError(
-                f"{self._scene.workload}: no output is expected for any of the inputs of {transactions} transactions, "
+            raise TestbedError(
+                f"{self._plan.workload}: no output is expected for any of the inputs of {transactions} transactions, "
                 "so nothing could be shown: the function that says what is expected must return values for some"
             )
         topics = self._workload.topics()
-        create_topics(self._stage.direct, topics)
-        self._watcher = Watcher(self._stage.direct, topics).start()
+        create_topics(self._testbed.direct, topics)
+        self._watcher = Watcher(self._testbed.direct, topics).start()
         began_s = time.monotonic()
-        self._say(f"{self._scene.workload}: starting; {WARM_UP_TRANSACTIONS} transactions without faults come first")
+        self._say(f"{self._plan.workload}: starting; {WARM_UP_TRANSACTIONS} transactions without faults come first")
         self._workload.start()
         self._warm_up()
         self._start_s = time.monotonic() - began_s
-        self._say(f"{self._scene.workload}: works after {self._start_s:.1f} s; the faults begin")
+        self._say(f"{self._plan.workload}: works after {self._start_s:.1f} s; the faults begin")
 
     def _warm_up(self) -> None:
         """A pipeline that does not work without faults says nothing about the guarantee, and why it does not is in its
         output. One that runs, and has written something else than expected, is left to the checker."""
         self._transactions = WARM_UP_TRANSACTIONS
-        if stuck := self._work(Inflictor([], self._stage), "before the first round", self._check_start):
-            raise StageError(f"the pipeline does not work even without faults: {stuck[0].detail}")
-        is_broken = any(actor.ends for name, actor in self._stage.actors.items() if name != PRODUCER)
+        if stuck := self._work(Inflictor([], self._testbed), "before the first round", self._check_start):
+            raise TestbedError(f"the pipeline does not work even without faults: {stuck[0].detail}")
+        is_broken = any(supervised.ends for name, supervised in self._testbed.processes.items() if name != PRODUCER)
         if is_broken and not self._workload.complete(self._outputs(), self._transactions):
             raise self._not_up()
 
     def _check_start(self) -> None:
-        if any(len(actor.ends) >= QUICK_ENDS for actor in self._stage.actors.values()) and not self._outputs():
+        processes = self._testbed.processes.values()
+        if any(len(supervised.ends) >= QUICK_ENDS for supervised in processes) and not self._outputs():
             raise self._not_up()
 
-    def _not_up(self) -> StageError:
-        return StageError(f"the pipeline does not work even without faults.\n{self._stage.last_output(PRODUCER)}")
+    def _not_up(self) -> TestbedError:
+        return TestbedError(f"the pipeline does not work even without faults.\n{self._testbed.last_output(PRODUCER)}")
 
     @property
     def _observation(self) -> Observation:
@@ -180,7 +181,7 @@ class ScenePlay:
         return [record for record in list(self._observation.records) if record.topic in self._workload.outputs]
 
     def end(self) -> None:
-        self._stage.clear()
+        self._testbed.clear()
         self._workload.end()
         if self._watcher is not None:
             self._watcher.stop()
@@ -189,23 +190,23 @@ class ScenePlay:
     def round(self, number: int, round_: Round, is_last: bool) -> RoundResult:
         began_s = time.monotonic()
         carried = [msgspec.structs.replace(fault, at_ms=0) for fault in self.unfired]
-        inflictor = Inflictor([*carried, *round_.faults], self._stage, self._workload)
+        inflictor = Inflictor([*carried, *round_.faults], self._testbed, self._workload)
         self._transactions += round_.transactions
-        ended_before = {name: len(actor.ends) for name, actor in self._stage.actors.items()}
+        ended_before = {name: len(supervised.ends) for name, supervised in self._testbed.processes.items()}
         try:
             stuck = self._work(inflictor, f"round {number + 1}")
         finally:
             inflictor.disarm()
         self.unfired = [running.fault for running in inflictor.running if not running.fired]
-        for actor in self._stage.actors.values():  # what is down comes up, so that it can be looked at
-            actor.thaw()
-        self._stage.supervise()
+        for supervised in self._testbed.processes.values():  # what is down comes up, so that it can be looked at
+            supervised.thaw()
+        self._testbed.supervise()
         verdict = self._verdict(is_last)
-        allowed = ALLOWED[self._scene.guarantee]
+        allowed = ALLOWED[self._plan.guarantee]
         counted = Counter(v.kind.value for v in verdict.violations if v.kind in allowed)
         return RoundResult(
-            self._scene.workload,
-            self._scene.guarantee,
+            self._plan.workload,
+            self._plan.guarantee,
             number,
             inflictor.fired,
             list(self.unfired),
@@ -216,8 +217,8 @@ class ScenePlay:
             dict(counted),
             [
                 end
-                for name, actor in self._stage.actors.items()
-                for end in actor.ends[ended_before.get(name, 0) if name != PRODUCER else 0 :]
+                for name, supervised in self._testbed.processes.items()
+                for end in supervised.ends[ended_before.get(name, 0) if name != PRODUCER else 0 :]
             ],
             self._caught_up_s,
             self._start_s,
@@ -226,20 +227,20 @@ class ScenePlay:
     def _work(self, inflictor: Inflictor, when: str, check: Callable[[], None] = lambda: None) -> list[Violation]:
         """Until everything that was fed in has come out, or it is certain that it will not. `check` may raise."""
         producer = self._workload.feed(self._transactions)
-        progress = _Progress(self._stage, self._workload, self._observation, self._transactions, self._stuck_after_s)
+        progress = _Progress(self._testbed, self._workload, self._observation, self._transactions, self._stuck_after_s)
         fed_s = done_s = calm_s = 0.0
         began_s = said_s = time.monotonic()
         deadline_s = began_s + FEED_TIMEOUT_S
         while True:
             inflictor.poll()
-            self._stage.supervise()
+            self._testbed.supervise()
             check()
             now_s = time.monotonic()
             calm_s = now_s if inflictor.lasting or not fed_s else calm_s
             if now_s - said_s >= PROGRESS_EVERY_S:
                 said_s = now_s
                 doing = progress.behind if fed_s else "feeding in"
-                self._say(f"     {self._scene.workload}, {when}, {now_s - began_s:.0f} s: {doing:.120}")
+                self._say(f"     {self._plan.workload}, {when}, {now_s - began_s:.0f} s: {doing:.120}")
             if not fed_s and not producer.wanted:
                 fed_s, deadline_s = now_s, now_s + self._stuck_after_s
             if fed_s and not inflictor.lasting and (done_s or progress.done()):
@@ -254,9 +255,9 @@ class ScenePlay:
             time.sleep(TICK_S)
 
     def _stuck(self, what: str) -> Violation:
-        if self._scene.workload != "app":  # which may not survive the signal
-            self._stage.show_stacks()
-        detail = f"{what}\n{self._stage.last_output(PRODUCER)}".strip()
+        if self._plan.workload != "app":  # which may not survive the signal
+            self._testbed.show_stacks()
+        detail = f"{what}\n{self._testbed.last_output(PRODUCER)}".strip()
         return Violation(ViolationKind.STUCK, "/".join(self._workload.outputs), -1, -1, "", "", detail)
 
     def _verdict(self, is_last: bool) -> CheckResult:
@@ -264,7 +265,7 @@ class ScenePlay:
         if is_last:
             expectations += self._workload.source_expectations(self._transactions)
             expectations += self._workload.further_expectations(self._transactions)
-        verdicts = [check(expectation, self._stage.direct, self._observation) for expectation in expectations]
+        verdicts = [check(expectation, self._testbed.direct, self._observation) for expectation in expectations]
         violations = [violation for verdict in verdicts for violation in verdict.violations]
         violations += self._workload.table_violations(self._transactions)
         return msgspec.structs.replace(verdicts[0], violations=violations)
@@ -274,9 +275,9 @@ class _Progress:
     """Has the pipeline caught up with what was fed in?"""
 
     def __init__(
-        self, stage: Stage, workload: Workload, observation: Observation, transactions: int, stuck_after_s: float
+        self, testbed: Testbed, workload: Workload, observation: Observation, transactions: int, stuck_after_s: float
     ) -> None:
-        self._stage, self._workload, self._observation = stage, workload, observation
+        self._testbed, self._workload, self._observation = testbed, workload, observation
         self._began_s = time.monotonic()
         self._quiet_s = min(QUIET_WITHOUT_GROUP_S, stuck_after_s / 2)
         self._transactions = transactions
@@ -318,7 +319,7 @@ class _Progress:
             if not last:
                 self.behind = f"{topic} is empty"
                 return False
-            offsets = group_offsets(self._stage.direct, group, last, timeout_s=5)
+            offsets = group_offsets(self._testbed.direct, group, last, timeout_s=5)
             behind = {
                 place: (offsets.get(place, 0), end) for place, end in last.items() if offsets.get(place, 0) <= end
             }
@@ -330,9 +331,9 @@ class _Progress:
     def _last_offsets(self, topic: str) -> dict[tuple[str, int], int]:
         """Of the source it is read once, since the producer has finished; other topics may still grow."""
         if topic != self._workload.source:
-            return _last_records(self._stage.direct, topic)
+            return _last_records(self._testbed.direct, topic)
         if self._source_ends is None:
-            self._source_ends = _last_records(self._stage.direct, topic)
+            self._source_ends = _last_records(self._testbed.direct, topic)
         return self._source_ends
 
 

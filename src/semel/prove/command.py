@@ -1,4 +1,4 @@
-"""What `semel prove` does: plan or load a schedule, play it, report, clean up."""
+"""What `semel prove` does: plan or load a schedule, run it, report, clean up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import msgspec
 from semel.local import checkout
 from semel.progress import ProgressBar
 from semel.prove.campaign import CampaignResult, RoundResult
-from semel.prove.campaign import run as play
+from semel.prove.campaign import run as run_schedule
 from semel.prove.checker.reading import CheckerError, delete_topics, topics_like
 from semel.prove.injection import Patch
 from semel.prove.inputs import TRANSACTION_SIZE
@@ -26,20 +26,20 @@ from semel.prove.schedule import (
     FIRST_GENERATION_APIS,
     NODE,
     TRANSACTIONS,
-    Scene,
     Schedule,
     ScheduleError,
-    deal,
+    WorkloadPlan,
     load_schedule,
-    network_cards,
-    node_cards,
-    nodes_and_others,
+    mixed_with_nodes,
+    network_faults,
+    node_faults,
+    shuffled_rounds,
 )
-from semel.prove.stage import NodesError, Stage, StageError
 from semel.prove.table_workloads import WORKLOADS
+from semel.prove.testbed import NodesError, Testbed, TestbedError
 from semel.prove.workloads import AppError, expectation_name, load_function
 
-ROUNDS_PER_SCENE = 12  # then topics, groups and checkpoints are made anew
+ROUNDS_PER_PLAN = 12  # then topics, groups and checkpoints are made anew
 NODE_FAULT_EVERY_MS = 600
 PER_NODE_FAULT = 8  # transactions of input
 FIRST_GENERATION = "transaction.version=1"  # the protocol of Kafka before 4.0
@@ -58,27 +58,27 @@ def plan(
     nodes: int = 0,
 ) -> Schedule:
     """`rounds` of each workload."""
-    scenes: list[Scene] = []
+    plans: list[WorkloadPlan] = []
     for name in workloads:
         kind = WORKLOADS[name]
         rng = random.Random(f"{seed}-{name}-{guarantee}")
-        deck = kind.deck(guarantee, broker=own_broker)
+        faults = kind.faults(guarantee, broker=own_broker)
         if FIRST_GENERATION in settings:
-            deck += network_cards(FIRST_GENERATION_APIS, "")
+            faults += network_faults(FIRST_GENERATION_APIS, "")
         many = per_round or kind.faults_per_round
         spread_ms, transactions = kind.spread_ms, TRANSACTIONS
         if nodes:  # they go one at a time, and come back in seconds: there must be something to do meanwhile
-            deck = nodes_and_others(list(node_cards(kind.led(guarantee))), deck)
+            faults = mixed_with_nodes(list(node_faults(kind.led(guarantee))), faults)
             spread_ms, transactions = (
                 max(spread_ms, many * NODE_FAULT_EVERY_MS),
                 max(TRANSACTIONS, many * PER_NODE_FAULT),
             )
-        dealt = deal(deck, rng, rounds, many, spread_ms, transactions)
-        scenes += [
-            Scene(name, guarantee, dealt[first : first + ROUNDS_PER_SCENE], dict(options or {}))
-            for first in range(0, len(dealt), ROUNDS_PER_SCENE)
+        drawn = shuffled_rounds(faults, rng, rounds, many, spread_ms, transactions)
+        plans += [
+            WorkloadPlan(name, guarantee, drawn[first : first + ROUNDS_PER_PLAN], dict(options or {}))
+            for first in range(0, len(drawn), ROUNDS_PER_PLAN)
         ]
-    return Schedule(seed, scenes, settings=list(settings), nodes=nodes)
+    return Schedule(seed, plans, settings=list(settings), nodes=nodes)
 
 
 # --- the command ---
@@ -122,7 +122,7 @@ def main(options: CampaignOptions) -> int:
         return KEPT
     schedule = schedule_of(options)
     output = CampaignOutput(
-        sys.stderr if options.as_json else sys.stdout, sum(len(scene.rounds) for scene in schedule.scenes)
+        sys.stderr if options.as_json else sys.stdout, sum(len(planned.rounds) for planned in schedule.plans)
     )
     path = Path(options.save or options.replay or f"semel-prove-{schedule.seed}.json")
     schedule.save(path)
@@ -136,18 +136,18 @@ def main(options: CampaignOptions) -> int:
 
 
 def _campaign(options: CampaignOptions, schedule: Schedule, output: CampaignOutput, result: CampaignResult) -> int:
-    """Plays it on a stage of its own, and leaves nothing running, whatever happens."""
+    """Runs it on a testbed of its own, and leaves nothing running, whatever happens."""
     prefix = options.prefix or f"semel-prove-{uuid.uuid4().hex[:8]}"
-    stage, others = None, None
+    testbed, others = None, None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         patch = Patch(str(checkout.ROOT), MUTANTS, schedule.mutant) if schedule.mutant else None
-        stage = Stage(options.brokers, patch, tuple(schedule.settings), schedule.nodes or None)
-        others = _topics(stage.direct, prefix)
+        testbed = Testbed(options.brokers, patch, tuple(schedule.settings), schedule.nodes or None)
+        others = _topics(testbed.direct, prefix)
         stops = bool(schedule.mutant)
-        play(stage, schedule, prefix, result, on_round=output.round, say=output.say, stop_at_violation=stops)
+        run_schedule(testbed, schedule, prefix, result, on_round=output.round, say=output.say, stop_at_violation=stops)
         return _code(result)
-    except (StageError, CheckerError, NodesError) as error:
+    except (TestbedError, CheckerError, NodesError) as error:
         result.error = str(error)
         output.say(f"could not run: {error}")
         return COULD_NOT_RUN
@@ -156,9 +156,9 @@ def _campaign(options: CampaignOptions, schedule: Schedule, output: CampaignOutp
         return INTERRUPTED
     finally:
         output.hide_bar()
-        if stage is not None:
-            stage.clear()
-            _clean_up(stage, options, prefix, others, output)
+        if testbed is not None:
+            testbed.clear()
+            _clean_up(testbed, options, prefix, others, output)
 
 
 def _code(result: CampaignResult) -> int:
@@ -167,7 +167,7 @@ def _code(result: CampaignResult) -> int:
     return KEPT if result.fired else NOTHING_FIRED
 
 
-# --- what is to be played ---
+# --- what is to be run ---
 def schedule_of(options: CampaignOptions) -> Schedule:
     """Loaded, or planned from the seed."""
     if options.replay:
@@ -203,10 +203,10 @@ def schedule_of(options: CampaignOptions) -> Schedule:
 def _check_replay(schedule: Schedule, options: CampaignOptions) -> None:
     if schedule.mutant:
         _mutants()
-    unknown = sorted({scene.workload for scene in schedule.scenes} - set(WORKLOADS))
+    unknown = sorted({planned.workload for planned in schedule.plans} - set(WORKLOADS))
     if unknown:
         raise CampaignOptionError(f"{options.replay} has workloads that are not there: {', '.join(unknown)}")
-    faults = [fault for scene in schedule.scenes for round_ in scene.rounds for fault in round_.faults]
+    faults = [fault for planned in schedule.plans for round_ in planned.rounds for fault in round_.faults]
     if options.brokers is not None and any(fault.target in (BROKER, NODE) for fault in faults):
         raise CampaignOptionError(
             f"{options.replay} kills the broker, which is done to a broker of one's own only; leave --brokers out"
@@ -287,9 +287,9 @@ class CampaignOutput:
         self._rounds = self._shown
 
     def begin(self, schedule: Schedule, path: Path) -> None:
-        names = ", ".join(dict.fromkeys(f"{scene.workload} {scene.guarantee}" for scene in schedule.scenes))
+        names = ", ".join(dict.fromkeys(f"{planned.workload} {planned.guarantee}" for planned in schedule.plans))
         self.say(f"{names}: {self._rounds} rounds, {schedule.fault_count} faults, seed {schedule.seed}")
-        self.say(f"the schedule is in {path}; `semel prove --replay {path}` plays it again")
+        self.say(f"the schedule is in {path}; `semel prove --replay {path}` runs it again")
         if schedule.mutant:
             self.say(f"deliberate bug: {_mutants().MUTANTS[schedule.mutant].__doc__}")
 
@@ -331,7 +331,7 @@ class CampaignOutput:
             COULD_NOT_RUN: "nothing is shown: it could not run to its end",
             INTERRUPTED: "interrupted before its end",
         }
-        self.say(verdicts[code] + (f"; play it again with `semel prove --replay {path}`" if code == VIOLATED else ""))
+        self.say(verdicts[code] + (f"; run it again with `semel prove --replay {path}`" if code == VIOLATED else ""))
 
 
 def summary(result: CampaignResult, schedule: Schedule, code: int) -> dict[str, Any]:
@@ -364,7 +364,7 @@ def _list() -> None:
 
 # --- cleaning up ---
 def _clean_up(
-    stage: Stage, options: CampaignOptions, prefix: str, others: list[str] | None, output: CampaignOutput
+    testbed: Testbed, options: CampaignOptions, prefix: str, others: list[str] | None, output: CampaignOutput
 ) -> None:
     """A broker of our own goes with its data. On somebody else's cluster only what is surely ours is deleted.
 
@@ -372,11 +372,11 @@ def _clean_up(
     """
     try:
         if options.brokers is not None and others is not None:
-            _leave_cluster(stage.direct, options, prefix, others, output)
+            _leave_cluster(testbed.direct, options, prefix, others, output)
     except CheckerError as error:
         output.say(f"left behind on {options.brokers}: topics that begin with {prefix} ({error})")
     finally:
-        stage.close()
+        testbed.close()
 
 
 def _topics(brokers: str, prefix: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Literal
 import psycopg
 
 from semel.local.postgres import PostgresMissing, PostgresServer
-from semel.prove.stage import StageError
+from semel.prove.testbed import TestbedError
 
 # --- A proxy in front of PostgreSQL that cuts connections at COMMIT, where the client cannot know the outcome ---
 #
@@ -152,14 +152,14 @@ def _shut(*sockets: socket.socket) -> None:
             each.shutdown(socket.SHUT_RDWR)
 
 
-class StageDatabase:
+class TestbedDatabase:
     """`dsn` goes through the proxy, `direct` does not. Has a table with one column, `value`."""
 
     def __init__(self, table: str) -> None:
         try:
             self._server = PostgresServer().start()
         except PostgresMissing as missing:
-            raise StageError(str(missing)) from missing
+            raise TestbedError(str(missing)) from missing
         self.proxy = PostgresProxy(self._server.host, self._server.port)
         self.direct = self._server.create_database("prove")
         self.dsn = self._server.dsn("prove", port=self.proxy.port)

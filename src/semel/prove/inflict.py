@@ -17,7 +17,7 @@ from semel.local.processes import Process
 from semel.prove.database import Cut
 from semel.prove.proxy import Effect, Rule
 from semel.prove.schedule import BROKER, DATABASE, NETWORK, NODE, Fault
-from semel.prove.stage import Actor, Outage, OwnBroker, Stage, send
+from semel.prove.testbed import Outage, OwnBroker, SupervisedProcess, Testbed, send
 from semel.prove.workloads import Workload
 
 TASK, EXECUTOR = "task", "executor"  # processes that belong to the driver
@@ -38,14 +38,14 @@ _SIGNALS = {
 class Running:
     """A fault on its way: waiting for its moment, armed, fired, over."""
 
-    def __init__(self, fault: Fault, stage: Stage, workload: Workload | None) -> None:
+    def __init__(self, fault: Fault, testbed: Testbed, workload: Workload | None) -> None:
         self.fault = fault
-        self.stage = stage
+        self.testbed = testbed
         self.workload = workload
         self.armed = False
         self.fired_s = 0.0
         self.over = False
-        self.frozen: list[int] = []  # processes without an actor of their own
+        self.frozen: list[int] = []  # processes that a supervised one has started
         self._zombie: Zombie | None = None
 
     @property
@@ -70,24 +70,24 @@ class Running:
     def _lasted(self) -> bool:
         return self.fired and time.monotonic() - self.fired_s >= self.fault.for_ms / 1000
 
-    def _poll_zombie(self, actor: Actor) -> None:
-        self._zombie = self._zombie or Zombie(actor)
+    def _poll_zombie(self, supervised: SupervisedProcess) -> None:
+        self._zombie = self._zombie or Zombie(supervised)
         self._zombie.poll()
         self.over = self._zombie.over
 
     @property
     def own(self) -> OwnBroker:
-        assert self.stage.own is not None, f"{self.fault} needs a broker of one's own"
-        return self.stage.own
+        assert self.testbed.own is not None, f"{self.fault} needs a broker of one's own"
+        return self.testbed.own
 
     @property
-    def actor(self) -> Actor:
-        return self.stage.actors[self.fault.target]
+    def supervised(self) -> SupervisedProcess:
+        return self.testbed.processes[self.fault.target]
 
     @property
     def process(self) -> Process | None:
         """The target's, where it is one."""
-        return self.own.process if self.fault.target == BROKER else self.actor.process
+        return self.own.process if self.fault.target == BROKER else self.supervised.process
 
 
 class OnTheWire(Running):
@@ -95,7 +95,7 @@ class OnTheWire(Running):
 
     def arm(self) -> None:
         super().arm()
-        self._rule = self.stage.proxy.add(self._make_rule())
+        self._rule = self.testbed.proxy.add(self._make_rule())
 
     def _make_rule(self) -> Rule:
         effect = Effect[self.fault.what.upper()]
@@ -108,7 +108,7 @@ class OnTheWire(Running):
 
     def disarm(self) -> None:
         if self.armed:
-            self.stage.proxy.remove(self._rule)
+            self.testbed.proxy.remove(self._rule)
 
 
 class AtAnApi(OnTheWire):
@@ -134,35 +134,35 @@ class AtAnApi(OnTheWire):
         if self.fault.target in (TASK, EXECUTOR):
             _kill_part(self)
         else:
-            self._hit = self.actor.process
-            self.actor.signal_at_once(_SIGNALS[self.fault.what])
+            self._hit = self.supervised.process
+            self.supervised.signal_at_once(_SIGNALS[self.fault.what])
 
     def poll(self) -> None:
         if not self._rule.fired.is_set():
             return
         self._fire()
         if self.fault.what == "takeover":
-            self._poll_zombie(self.actor)
+            self._poll_zombie(self.supervised)
         elif self.fault.what == "restart":
             self._start_again()
         elif self.fault.what == "kill":
             self.over = True
         elif self._lasted:
-            self.actor.thaw()
+            self.supervised.thaw()
             self.over = True
 
     def _start_again(self) -> None:
         """When it has ended. One that was not ready for SIGTERM yet dies of it, and is started again by others."""
-        if self.actor.process is not self._hit:
+        if self.supervised.process is not self._hit:
             self.over = True
         elif self._hit is None or not self._hit.running:
-            self.actor.start()
+            self.supervised.start()
             self.over = True
 
     def disarm(self) -> None:
         super().disarm()
         if self.fired and not self.over and self._zombie is None:
-            self.actor.thaw()
+            self.supervised.thaw()
 
 
 class InTheDatabase(Running):
@@ -238,7 +238,7 @@ class AtASinksPoint(Running):
 
     def arm(self) -> None:
         super().arm()
-        self._file = self.stage.sink_faults / f"{self.fault.point}@{next(_numbers)}"
+        self._file = self.testbed.sink_faults / f"{self.fault.point}@{next(_numbers)}"
         written = self._file.with_name(f"{self._file.name}.new")  # read by others as soon as it has its name
         written.write_text(f"{'kill' if self.fault.what == 'kill' else 'stop'}:{self.fault.nth}")
         written.rename(self._file)
@@ -255,7 +255,7 @@ class AtASinksPoint(Running):
         if self.fault.what == "kill":
             self.over = True
         elif self.fault.what == "takeover":
-            self._poll_zombie(self.stage.actors["driver"])
+            self._poll_zombie(self.testbed.processes["driver"])
         elif self._lasted:
             self._thaw()
 
@@ -278,10 +278,10 @@ class OnANode(Running):
 
     def arm(self) -> None:
         super().arm()
-        assert self.stage.nodes is not None, f"{self.fault} needs a cluster of one's own"
+        assert self.testbed.nodes is not None, f"{self.fault} needs a cluster of one's own"
         assert self.workload is not None
         led = self.workload.led_topic(self.fault.leads or "output")
-        self._outage = self.stage.nodes.begin(self.fault, *led)
+        self._outage = self.testbed.nodes.begin(self.fault, *led)
 
     def poll(self) -> None:
         assert self._outage is not None
@@ -316,7 +316,7 @@ class AtAnyTime(Running):
 
 def _part(running: Running) -> list[int]:
     """Processes of the driver that a fault is for; of the executors, one."""
-    driver = running.stage.actors["driver"]
+    driver = running.testbed.processes["driver"]
     return driver.tasks() if running.fault.target == TASK else driver.executors()[:1]
 
 
@@ -360,7 +360,7 @@ def _restart(running: Running) -> None:
         if running.own.process.running:
             running.own.broker.stop(timeout_ms=20_000)
     else:
-        running.actor.restart()
+        running.supervised.restart()
 
 
 def _clock(running: Running) -> None:
@@ -393,9 +393,9 @@ _ENDS: dict[str, Callable[[Running], None]] = {
 class Zombie:
     """A process that stands still while a replacement takes over, and then wakes up."""
 
-    def __init__(self, actor: Actor) -> None:
-        self._replacement = actor
-        self._old = actor.replace()
+    def __init__(self, supervised: SupervisedProcess) -> None:
+        self._replacement = supervised
+        self._old = supervised.replace()
         self._replaced_s = time.monotonic()
         self._awake_s = 0.0
         self._working_s = 0.0
@@ -415,7 +415,7 @@ class Zombie:
             self.over = True
 
 
-def running_of(fault: Fault, stage: Stage, workload: Workload | None) -> Running:
+def running_of(fault: Fault, testbed: Testbed, workload: Workload | None) -> Running:
     """The way in which a fault is inflicted follows from where it happens."""
     if fault.target == NETWORK:
         kind: type[Running] = OnTheWire
@@ -429,12 +429,12 @@ def running_of(fault: Fault, stage: Stage, workload: Workload | None) -> Running
         kind = AtABrokersPoint if fault.target == BROKER else AtASinksPoint
     else:
         kind = AtAnyTime
-    return kind(fault, stage, workload)
+    return kind(fault, testbed, workload)
 
 
 class Inflictor:
-    def __init__(self, faults: list[Fault], stage: Stage, workload: Workload | None = None) -> None:
-        self.running = [running_of(fault, stage, workload) for fault in faults]
+    def __init__(self, faults: list[Fault], testbed: Testbed, workload: Workload | None = None) -> None:
+        self.running = [running_of(fault, testbed, workload) for fault in faults]
         self._began_s = time.monotonic()
 
     def poll(self) -> None:

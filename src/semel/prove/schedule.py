@@ -1,7 +1,7 @@
 """What will go wrong, and when: a schedule is a value that is made from a seed, printed, saved and replayed.
 
-Faults come from decks of cards that a seed shuffles. A deck holds every boundary of the protocol that the workload
-passes, so that a campaign which deals a whole deck hits each of them.
+Faults come from a list that a seed shuffles, again and again. The list holds every boundary of the protocol that the
+workload passes, so that a campaign which gets through the whole list hits each of them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Round(msgspec.Struct, frozen=True):
     transactions: int = TRANSACTIONS
 
 
-class Scene(msgspec.Struct, frozen=True):
+class WorkloadPlan(msgspec.Struct, frozen=True):
     """Rounds of one workload on topics of their own."""
 
     workload: str
@@ -103,7 +103,7 @@ class Scene(msgspec.Struct, frozen=True):
 
 class Schedule(msgspec.Struct, frozen=True):
     seed: int
-    scenes: list[Scene]
+    plans: list[WorkloadPlan] = msgspec.field(name="scenes")  # the name in saved schedules of format 2
     mutant: str = ""
     settings: list[str] = []  # NAME=VALUE for a broker of one's own
     nodes: int = 0  # of Apache Kafka; 0: one broker
@@ -111,7 +111,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
     @property
     def fault_count(self) -> int:
-        return sum(len(round_.faults) for scene in self.scenes for round_ in scene.rounds)
+        return sum(len(round_.faults) for planned in self.plans for round_ in planned.rounds)
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
@@ -171,8 +171,8 @@ CUT_OFF_MS = 2_000
 MOVES = 6  # by an election, for each time that the node is killed, frozen, restarted and cut off
 
 
-# --- cards ---
-def broker_cards(points: tuple[str, ...]) -> Iterator[Fault]:
+# --- faults ---
+def broker_faults(points: tuple[str, ...]) -> Iterator[Fault]:
     """Death, power cut and freeze of the broker at each point, and things that happen at any time."""
     for point in points:
         yield Fault("kill", BROKER, point)
@@ -186,7 +186,7 @@ def broker_cards(points: tuple[str, ...]) -> Iterator[Fault]:
         yield Fault("clock", BROKER, step_ms=step_ms)
 
 
-def network_cards(apis: tuple[str, ...], client: str) -> Iterator[Fault]:
+def network_faults(apis: tuple[str, ...], client: str) -> Iterator[Fault]:
     """Everything that can happen to a frame of a client."""
     for api in apis:
         for what in ("drop_request", "drop_response", "truncate_request", "truncate_response", "duplicate_response"):
@@ -198,7 +198,7 @@ def network_cards(apis: tuple[str, ...], client: str) -> Iterator[Fault]:
             yield Fault("duplicate_request", NETWORK, api=api, client=client)
 
 
-def process_cards(target: str, apis: tuple[str, ...]) -> Iterator[Fault]:
+def process_faults(target: str, apis: tuple[str, ...]) -> Iterator[Fault]:
     """A process that is killed at each side of its requests, and killed, restarted and frozen at any time."""
     for api in apis:
         for side in ("request", "response"):
@@ -209,12 +209,12 @@ def process_cards(target: str, apis: tuple[str, ...]) -> Iterator[Fault]:
     yield Fault("stop", target, for_ms=LONG_FREEZE_MS)
 
 
-def point_cards(target: str, points: Iterable[str]) -> Iterator[Fault]:
+def point_faults(target: str, points: Iterable[str]) -> Iterator[Fault]:
     for point in points:
         yield Fault("kill", target, point)
 
 
-def database_cards() -> Iterator[Fault]:
+def database_faults() -> Iterator[Fault]:
     """The server dies, restarts without an orderly end, loses a backend, or a connection breaks at COMMIT."""
     for what in ("kill", "restart", "kill_backend"):
         yield Fault(what, DATABASE)
@@ -223,7 +223,7 @@ def database_cards() -> Iterator[Fault]:
         yield Fault("cut_after_commit", DATABASE, nth=nth)
 
 
-def node_cards(leads: Iterable[str]) -> Iterator[Fault]:
+def node_faults(leads: Iterable[str]) -> Iterator[Fault]:
     """Leaders and coordinators of a cluster that move: by an election, and because their node is gone."""
     for led in leads:
         for _ in range(MOVES):
@@ -236,32 +236,33 @@ def node_cards(leads: Iterable[str]) -> Iterator[Fault]:
     yield Fault("rolling_restart", NODE)
 
 
-def nodes_and_others(nodes: list[Fault], others: list[Fault]) -> list[Fault]:
-    """A deck in which every other card is about a node."""
+def mixed_with_nodes(nodes: list[Fault], others: list[Fault]) -> list[Fault]:
+    """A list in which every other fault is about a node."""
     times = max(1, len(others) // len(nodes))
     return [*nodes * times, *others]
 
 
-# --- dealing ---
-def deal(
-    deck: list[Fault],
+# --- rounds ---
+def shuffled_rounds(
+    faults: list[Fault],
     rng: random.Random,
     rounds: int,
     per_round: int,
     spread_ms: int,
     transactions: int = TRANSACTIONS,
 ) -> list[Round]:
-    """Deals shuffled decks until there are enough rounds. Moments and counts are drawn here, so the value has them."""
-    cards: list[Fault] = []
-    dealt = []
+    """Rounds of faults from the list, shuffled again each time it is used up. Moments and counts are drawn here, so the
+    value has them."""
+    left: list[Fault] = []
+    drawn = []
     for _ in range(rounds):
-        while len(cards) < per_round:
-            fresh = list(deck)
+        while len(left) < per_round:
+            fresh = list(faults)
             rng.shuffle(fresh)
-            cards += fresh
-        hand, cards = cards[:per_round], cards[per_round:]
-        dealt.append(Round([_placed(fault, rng, spread_ms) for fault in hand], transactions))
-    return dealt
+            left += fresh
+        taken, left = left[:per_round], left[per_round:]
+        drawn.append(Round([_placed(fault, rng, spread_ms) for fault in taken], transactions))
+    return drawn
 
 
 def _placed(fault: Fault, rng: random.Random, spread_ms: int) -> Fault:

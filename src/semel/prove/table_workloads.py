@@ -12,7 +12,7 @@ from semel.prove import inputs
 from semel.prove.checker.check import Expectation, Violation, ViolationKind
 from semel.prove.checker.reading import Seen
 from semel.prove.checker.sinks import check_table
-from semel.prove.database import StageDatabase
+from semel.prove.database import TestbedDatabase
 from semel.prove.injection import (
     DECISION_POINTS,
     POSTGRES_POINTS,
@@ -26,11 +26,11 @@ from semel.prove.schedule import (
     ABORT_POINTS,
     COMMIT_POINTS,
     Fault,
-    broker_cards,
-    database_cards,
-    network_cards,
-    point_cards,
-    process_cards,
+    broker_faults,
+    database_faults,
+    network_faults,
+    point_faults,
+    process_faults,
 )
 from semel.prove.workloads import (
     REQUEST_TIMEOUT_MS,
@@ -65,14 +65,14 @@ class TableWorkload(Workload):
     ends_when_quiet = False  # the table says what is missing
 
     @classmethod
-    def broker_deck(cls, *, broker: bool) -> list[Fault]:
+    def broker_and_database_faults(cls, *, broker: bool) -> list[Fault]:
         """The database's faults, and the broker's if it is ours."""
-        cards = list(database_cards()) * 4
+        faults = list(database_faults()) * 4
         if broker:
             apis = [api for api in RESPONSE_POINTS if api != "TxnOffsetCommit"]  # the database has the offsets
             responses = tuple(f"{api}.{when}_response" for api in apis for when in ("before", "after"))
-            cards += broker_cards((*COMMIT_POINTS, *ABORT_POINTS, *responses))
-        return cards
+            faults += broker_faults((*COMMIT_POINTS, *ABORT_POINTS, *responses))
+        return faults
 
     def rows(self, transactions: int) -> dict[str, int]:
         """How often each value must be in the table."""
@@ -123,23 +123,27 @@ class LoopIntoTables(TableWorkload):
     kind: ClassVar[str]  # of the program that they run
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
-        cards = [*network_cards(TABLE_APIS, "worker"), *cls.producer_cards(), *cls.broker_deck(broker=broker)]
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        faults = [
+            *network_faults(TABLE_APIS, "worker"),
+            *cls.producer_faults(),
+            *cls.broker_and_database_faults(broker=broker),
+        ]
         for worker in WORKERS:
-            cards += [*process_cards(worker, ()), Fault("takeover", worker, api="Fetch", side="request")]
-        return cards + list(point_cards(WORKERS[0], cls.points())) * 2
+            faults += [*process_faults(worker, ()), Fault("takeover", worker, api="Fetch", side="request")]
+        return faults + list(point_faults(WORKERS[0], cls.points())) * 2
 
     @classmethod
     def points(cls) -> Iterable[str]:
         return POSTGRES_POINTS
 
     def start(self) -> None:
-        self.database = StageDatabase(APPLIED)
+        self.database = TestbedDatabase(APPLIED)
         for name in WORKERS:
             options = {
                 "kind": self.kind,
                 "dsn": self.database.dsn,
-                "bootstrap_servers": self.stage.proxy.bootstrap,
+                "bootstrap_servers": self.testbed.proxy.bootstrap,
                 "source": self.source,
                 "topic": f"{self.prefix}.out",
                 "table": APPLIED,
@@ -180,12 +184,12 @@ class PostgresAndTopicsWorkload(LoopIntoTables):
     kind = "both"
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
-        cards = super().deck(guarantee, broker=broker)
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        faults = super().faults(guarantee, broker=broker)
         for worker in WORKERS:
-            cards += process_cards(worker, PRODUCE_APIS)
-            cards += [Fault("takeover", worker, api=api, side="request") for api in ("EndTxn", "Produce")]
-        return [*cards, *network_cards(PRODUCE_APIS, "worker")]
+            faults += process_faults(worker, PRODUCE_APIS)
+            faults += [Fault("takeover", worker, api=api, side="request") for api in ("EndTxn", "Produce")]
+        return [*faults, *network_faults(PRODUCE_APIS, "worker")]
 
     @classmethod
     def points(cls) -> Iterable[str]:
@@ -211,9 +215,9 @@ class OutboxWorkload(LoopIntoTables):
     kind = "outbox"
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
-        cards = super().deck(guarantee, broker=broker)
-        return [*cards, *network_cards(PRODUCE_APIS, "outbox"), *process_cards("relay", ())]
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        faults = super().faults(guarantee, broker=broker)
+        return [*faults, *network_faults(PRODUCE_APIS, "outbox"), *process_faults("relay", ())]
 
     @classmethod
     def points(cls) -> Iterable[str]:
@@ -230,7 +234,7 @@ class OutboxWorkload(LoopIntoTables):
     def start(self) -> None:
         super().start()
         assert self.database is not None
-        shared = {"dsn": self.database.dsn, "bootstrap_servers": self.stage.proxy.bootstrap}
+        shared = {"dsn": self.database.dsn, "bootstrap_servers": self.testbed.proxy.bootstrap}
         self.run("relay", "relay", {**shared, "application_id": self.application})
 
 
@@ -241,20 +245,20 @@ class SparkPostgresWorkload(OnlyTables, SparkWorkload):
     query = "table"
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
-        cards = [*network_cards(("ListOffsets", "Fetch"), "driver"), *cls.producer_cards()]
-        cards += list(database_cards()) * 3
-        cards += [Fault("kill", "driver"), Fault("stop", "driver", for_ms=1_500), Fault("kill", "task")]
-        cards += [Fault("checkpoint_lost", "driver"), *cls.sink_cards()]
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        faults = [*network_faults(("ListOffsets", "Fetch"), "driver"), *cls.producer_faults()]
+        faults += list(database_faults()) * 3
+        faults += [Fault("kill", "driver"), Fault("stop", "driver", for_ms=1_500), Fault("kill", "task")]
+        faults += [Fault("checkpoint_lost", "driver"), *cls.faults_at_sink()]
         points = (*COMMIT_POINTS, "EndTxn.before_response", "EndTxn.after_response")
-        return [*cards, *broker_cards(points)] if broker else cards
+        return [*faults, *broker_faults(points)] if broker else faults
 
     @classmethod
-    def sink_cards(cls) -> list[Fault]:
+    def faults_at_sink(cls) -> list[Fault]:
         points = ("postgres_sink.after_write", "postgres_sink.after_move")
         return [
-            *point_cards("driver", (*POSTGRES_SINK_POINTS, *POSTGRES_POINTS)),
-            *point_cards("task", POSTGRES_TASK_POINTS),
+            *point_faults("driver", (*POSTGRES_SINK_POINTS, *POSTGRES_POINTS)),
+            *point_faults("task", POSTGRES_TASK_POINTS),
             *(Fault("stop", "driver", point, for_ms=1_000) for point in points),
             Fault("takeover", "driver", "postgres_sink.after_write"),
         ]
@@ -264,7 +268,7 @@ class SparkPostgresWorkload(OnlyTables, SparkWorkload):
         return {"dsn": self.database.dsn, "table": APPLIED}
 
     def start(self) -> None:
-        self.database = StageDatabase(APPLIED)
+        self.database = TestbedDatabase(APPLIED)
         super().start()
 
 
@@ -274,16 +278,16 @@ class SparkPostgresAndTopicsWorkload(SparkPostgresWorkload):
     query = "both"
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
-        return [*super().deck(guarantee, broker=broker), *network_cards(PRODUCE_APIS, "driver")]
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        return [*super().faults(guarantee, broker=broker), *network_faults(PRODUCE_APIS, "driver")]
 
     @classmethod
-    def sink_cards(cls) -> list[Fault]:
+    def faults_at_sink(cls) -> list[Fault]:
         own = [point for point in SINK_POINTS if point != "sink.after_commit"]
         return [
-            *super().sink_cards(),
-            *point_cards("driver", (*DECISION_POINTS, *own)),
-            *point_cards("task", TASK_POINTS),
+            *super().faults_at_sink(),
+            *point_faults("driver", (*DECISION_POINTS, *own)),
+            *point_faults("task", TASK_POINTS),
             Fault("takeover", "driver", "decision.prepared"),
             Fault("takeover", "driver", "decision.made"),
         ]

@@ -20,8 +20,8 @@ from semel.patterns.state import KeyedState
 from semel.prove import pattern_workers
 from semel.prove.checker.reading import read
 from semel.prove.inputs import ABORT_EVERY, aborted_records, records_of, tag_of, transaction_of
-from semel.prove.stage import SHOWS_STACKS
 from semel.prove.table_workloads import event_of
+from semel.prove.testbed import SHOWS_STACKS
 from semel.prove.workloads import load_function
 
 # --- producer: fills the source in transactions ---

@@ -18,7 +18,7 @@ from semel.prove.checker.check import Expectation, OffsetsRule, Violation
 from semel.prove.checker.histories import check_appends, check_sagas, last_values, read_calls, statuses
 from semel.prove.checker.reading import Seen, read
 from semel.prove.checker.sinks import check_folder, folder_content
-from semel.prove.database import StageDatabase
+from semel.prove.database import TestbedDatabase
 from semel.prove.injection import COMPACTION_POINTS, FILES_POINTS, SINK_POINTS, STATE_POINTS, TASK_POINTS
 from semel.prove.inputs import KEYS, by_key, forbidden_up_to, key_of, source_expectation, values_up_to
 from semel.prove.schedule import (
@@ -30,12 +30,12 @@ from semel.prove.schedule import (
     READ_APIS,
     TRANSACTION_APIS,
     Fault,
-    broker_cards,
-    network_cards,
-    point_cards,
-    process_cards,
+    broker_faults,
+    network_faults,
+    point_faults,
+    process_faults,
 )
-from semel.prove.stage import Actor, Stage
+from semel.prove.testbed import SupervisedProcess, Testbed
 
 
 # --- Finding the user's functions by their names ---
@@ -68,7 +68,7 @@ def expectation_name(app: str) -> str:
 
 # --- What a workload says of itself ---
 PARTITIONS = 4
-PRODUCER = "producer"  # the actor that fills the source; it ends when it is done
+PRODUCER = "producer"  # the process that fills the source; it ends when it is done
 FEED_PACE_MS = 60
 SESSION_TIMEOUT_MS = {True: 2_000, False: 6_000}  # with a broker of one's own; the least that Kafka allows by default
 PRODUCER_APIS = ("InitProducerId", "Produce", "EndTxn")
@@ -86,19 +86,19 @@ class Workload(ABC):
     stuck_after_s: ClassVar[float] = 120.0  # after that a pipeline that has not caught up is stuck
     ends_when_quiet: ClassVar[bool] = True  # without groups: whether one that writes nothing for long has ended
 
-    def __init__(self, stage: Stage, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
-        self.stage = stage
+    def __init__(self, testbed: Testbed, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
+        self.testbed = testbed
         self.prefix = prefix
         self.guarantee = guarantee
         self.options = dict(options)
         self.source = f"{prefix}.in"
         self.checkpoint: Path | None = None
-        self.database: StageDatabase | None = None
+        self.database: TestbedDatabase | None = None
 
     # --- for planning ---
     @classmethod
     @abstractmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         """Every fault that makes sense; with those of the broker's process if it is ours."""
 
     @classmethod
@@ -107,8 +107,8 @@ class Workload(ABC):
         return ("output", "offsets", *(("transactions",) if guarantee == "exactly_once" else ()))
 
     @staticmethod
-    def producer_cards() -> list[Fault]:
-        return [*process_cards("producer", PRODUCER_APIS), *network_cards(PRODUCER_APIS, "producer")]
+    def producer_faults() -> list[Fault]:
+        return [*process_faults("producer", PRODUCER_APIS), *network_faults(PRODUCER_APIS, "producer")]
 
     # --- for running ---
     @property
@@ -139,7 +139,7 @@ class Workload(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Starts its processes, as actors of the stage."""
+        """Starts its processes, supervised by the testbed."""
 
     def groups(self) -> list[tuple[str, str]]:
         """(group, topic it reads): when all of them stand at the end, the work is done."""
@@ -150,11 +150,11 @@ class Workload(ABC):
         """What the outputs must hold after so many transactions of input."""
 
     def source_expectations(self, transactions: int) -> list[Expectation]:
-        """Of what the producer wrote, looked at when a scene ends."""
+        """Of what the producer wrote, looked at when a workload ends."""
         return [source_expectation(self.source, transactions)]
 
     def further_expectations(self, transactions: int) -> list[Expectation]:
-        """Of topics in between, looked at when a scene ends."""
+        """Of topics in between, looked at when a workload ends."""
         return []
 
     def copied(
@@ -175,7 +175,7 @@ class Workload(ABC):
         return []
 
     def end(self) -> None:
-        """Ends what is no process of the stage."""
+        """Ends what is no process of the testbed."""
         if self.database is not None:
             self.database.close()
 
@@ -188,28 +188,28 @@ class Workload(ABC):
     def member_options(self) -> dict[str, Any]:
         """Of a consumer in a group."""
         return {
-            "session_timeout_ms": SESSION_TIMEOUT_MS[self.stage.own is not None],
+            "session_timeout_ms": SESSION_TIMEOUT_MS[self.testbed.own is not None],
             "heartbeat_interval_ms": 300,
             "request_timeout_ms": REQUEST_TIMEOUT_MS,
         }
 
-    def run(self, actor: str, worker: str, options: Mapping[str, Any], *, spark: bool = False) -> Actor:
+    def run(self, name: str, worker: str, options: Mapping[str, Any], *, spark: bool = False) -> SupervisedProcess:
         """Starts a program of `semel.prove.workers` with options as JSON."""
-        started = self.stage.actor(actor, "-m", "semel.prove.workers", worker, json.dumps(options), spark=spark)
+        started = self.testbed.add_process(name, "-m", "semel.prove.workers", worker, json.dumps(options), spark=spark)
         started.start()
         return started
 
-    def feed(self, transactions: int) -> Actor:
+    def feed(self, transactions: int) -> SupervisedProcess:
         """Starts the producer that fills the source up to so many transactions, and then ends."""
         return self.run(
             PRODUCER,
             "producer",
             {
-                "brokers": self.stage.proxy.bootstrap,
-                "direct": self.stage.direct,
+                "brokers": self.testbed.proxy.bootstrap,
+                "direct": self.testbed.direct,
                 "topic": self.source,
                 "transactional_id": f"{self.prefix}-producer",
-                "state": str(self.stage.folder / f"{self.prefix}.acknowledged"),
+                "state": str(self.testbed.folder / f"{self.prefix}.acknowledged"),
                 "upto": transactions,
                 "pace_ms": FEED_PACE_MS,
             },
@@ -227,19 +227,22 @@ def unit_of(record: Seen) -> str | None:
     return tag.decode() if tag else None
 
 
-def loop_deck(guarantee: str, broker: bool, workers: tuple[str, ...]) -> list[Fault]:
+def loop_faults(guarantee: str, broker: bool, workers: tuple[str, ...]) -> list[Fault]:
     exactly = guarantee == "exactly_once"
     apis = TRANSACTION_APIS if exactly else PLAIN_APIS
-    cards = [*network_cards((*apis, *GROUP_APIS, *READ_APIS), workers[0].partition("-")[0]), *Workload.producer_cards()]
+    faults = [
+        *network_faults((*apis, *GROUP_APIS, *READ_APIS), workers[0].partition("-")[0]),
+        *Workload.producer_faults(),
+    ]
     for worker in workers:
-        cards += process_cards(worker, apis)
+        faults += process_faults(worker, apis)
         if exactly:
-            cards += [Fault("takeover", worker, api=api, side="request") for api in ("EndTxn", "TxnOffsetCommit")]
+            faults += [Fault("takeover", worker, api=api, side="request") for api in ("EndTxn", "TxnOffsetCommit")]
     if broker:
         responses = tuple(f"{api}.{when}_response" for api in RESPONSE_POINTS for when in ("before", "after"))
-        cards += broker_cards((*COMMIT_POINTS, *ABORT_POINTS, *responses))
-        cards.append(Fault("delay", "broker", "marker.before", for_ms=400, times=3))
-    return cards
+        faults += broker_faults((*COMMIT_POINTS, *ABORT_POINTS, *responses))
+        faults.append(Fault("delay", "broker", "marker.before", for_ms=400, times=3))
+    return faults
 
 
 class LoopWorkload(Workload):
@@ -247,8 +250,8 @@ class LoopWorkload(Workload):
     help = "semel.process: two instances share a topic and copy it"
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
-        return loop_deck(guarantee, broker, ("worker-a", "worker-b"))
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        return loop_faults(guarantee, broker, ("worker-a", "worker-b"))
 
     @property
     def transactional_id(self) -> str:
@@ -260,13 +263,13 @@ class LoopWorkload(Workload):
             self.start_link(name, self.application, self.source, self.outputs[0], static=is_static)
 
     def start_link(self, name: str, application: str, source: str, sink: str, *, static: bool) -> None:
-        """`name` is the actor; a static member keeps its partitions over a restart."""
+        """`name` is the process; a static member keeps its partitions over a restart."""
         options = {
             "source": source,
             "sink": sink,
             "application_id": application,
             "guarantee": self.guarantee,
-            "bootstrap_servers": self.stage.proxy.bootstrap,
+            "bootstrap_servers": self.testbed.proxy.bootstrap,
             "instance": name,
             "delay_ms": 1,
             "commit_interval_ms": int(self.options.get("commit_ms", "100")),
@@ -292,13 +295,13 @@ class StateWorkload(LoopWorkload):
     worker = "counting-loop"
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         workers = ("worker-a", "worker-b")
-        own = [card for worker in workers for card in point_cards(worker, STATE_POINTS)]
-        return [*loop_deck(guarantee, broker, workers), *own, *own]
+        own = [fault for worker in workers for fault in point_faults(worker, STATE_POINTS)]
+        return [*loop_faults(guarantee, broker, workers), *own, *own]
 
     def more_options(self, name: str) -> dict[str, Any]:
-        return {"directory": str(self.stage.folder / f"{self.prefix}.{name}.state")}
+        return {"directory": str(self.testbed.folder / f"{self.prefix}.{name}.state")}
 
     def expectation(self, transactions: int) -> Expectation:
         """Every count of every key once, rising, and the group stands where the output ends."""
@@ -363,8 +366,8 @@ class ChainWorkload(LoopWorkload):
     SERVICES = ("service-1", "service-2", "service-3")
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
-        return loop_deck(guarantee, broker, cls.SERVICES)
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        return loop_faults(guarantee, broker, cls.SERVICES)
 
     @property
     def transactional_id(self) -> str:
@@ -396,15 +399,15 @@ class PatternWorkload(Workload):
     """Instances of loops with state, in topics that they create themselves."""
 
     guarantees = ("exactly_once",)
-    loops: ClassVar[dict[str, dict[str, str]]]  # actor -> what it runs
+    loops: ClassVar[dict[str, dict[str, str]]]  # the name of a process -> what it runs
     worker: ClassVar[str]
     caller: ClassVar[str]
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
-        own = [card for actor in cls.loops for card in point_cards(actor, STATE_POINTS)]
-        cards = loop_deck(guarantee, broker, tuple(cls.loops))
-        met = [card for card in cards if card.api != "EndTxn" or PRODUCER not in (card.client, card.target)]
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        own = [fault for name in cls.loops for fault in point_faults(name, STATE_POINTS)]
+        faults = loop_faults(guarantee, broker, tuple(cls.loops))
+        met = [fault for fault in faults if fault.api != "EndTxn" or PRODUCER not in (fault.client, fault.target)]
         return [*met, *own, *own]
 
     @property
@@ -412,25 +415,25 @@ class PatternWorkload(Workload):
         return f"{self.prefix}.kind"
 
     def start(self) -> None:
-        for actor, role in self.loops.items():
+        for name, role in self.loops.items():
             options = {
                 "name": self.application,
                 "partitions": PARTITIONS,
-                "bootstrap_servers": self.stage.proxy.bootstrap,
-                "instance": actor,
+                "bootstrap_servers": self.testbed.proxy.bootstrap,
+                "instance": name,
                 "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
-                "directory": str(self.stage.folder / f"{self.prefix}.{actor}.state"),
+                "directory": str(self.testbed.folder / f"{self.prefix}.{name}.state"),
                 "consumer": self.member_options,
                 "producer": {"request_timeout_ms": REQUEST_TIMEOUT_MS},
             }
-            self.run(actor, self.worker, options | role)
+            self.run(name, self.worker, options | role)
 
-    def feed(self, transactions: int) -> Actor:
+    def feed(self, transactions: int) -> SupervisedProcess:
         options = {
             "name": self.application,
             "partitions": PARTITIONS,
-            "brokers": self.stage.proxy.bootstrap,
-            "direct": self.stage.direct,
+            "brokers": self.testbed.proxy.bootstrap,
+            "direct": self.testbed.direct,
             "history": str(self._history),
             "state": str(self._history),
             "upto": transactions,
@@ -439,7 +442,7 @@ class PatternWorkload(Workload):
 
     @property
     def _history(self) -> Path:
-        return self.stage.folder / f"{self.prefix}.history"
+        return self.testbed.folder / f"{self.prefix}.history"
 
     def source_expectations(self, transactions: int) -> list[Expectation]:
         return []
@@ -451,8 +454,8 @@ class EntitiesWorkload(PatternWorkload):
     loops: ClassVar = {"worker-a": {}, "worker-b": {}}
     worker, caller = "entity-owner", "entity-writers"
 
-    def __init__(self, stage: Stage, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
-        super().__init__(stage, prefix, guarantee, options)
+    def __init__(self, testbed: Testbed, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
+        super().__init__(testbed, prefix, guarantee, options)
         self.source = f"{self.application}.commands"
 
     @property
@@ -467,7 +470,7 @@ class EntitiesWorkload(PatternWorkload):
         return Expectation(self.outputs, ids=dict.fromkeys(values_up_to(transactions), 1), order=_version_of)
 
     def table_violations(self, transactions: int) -> list[Violation]:
-        return check_appends(self.application, read_calls(self._history), read(self.stage.direct, [self.application]))
+        return check_appends(self.application, read_calls(self._history), read(self.testbed.direct, [self.application]))
 
 
 def _version_of(record: Seen) -> tuple[str, int]:
@@ -485,8 +488,8 @@ class SagasWorkload(PatternWorkload):
     }
     worker, caller = "saga-loop", "saga-starts"
 
-    def __init__(self, stage: Stage, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
-        super().__init__(stage, prefix, guarantee, options)
+    def __init__(self, testbed: Testbed, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
+        super().__init__(testbed, prefix, guarantee, options)
         self.source = f"{self.application}.requests"
 
     @property
@@ -513,9 +516,9 @@ class SagasWorkload(PatternWorkload):
         numbers = [int(value) for value in values_up_to(transactions)]
         wanted = {f"s-{number}": SAGA_ENDS[_is_refused(number) :] for number in numbers}
         log = f"{self.application}.log"
-        changes = read(self.stage.direct, [f"{self.application}.accounts.state.changelog"])
+        changes = read(self.testbed.direct, [f"{self.application}.accounts.state.changelog"])
         balances = {key.decode(): int(value) for key, value in last_values(changes).items() if key[:1] > b"\x01"}
-        return check_sagas(log, statuses(read(self.stage.direct, [log])), wanted, balances, _effects)
+        return check_sagas(log, statuses(read(self.testbed.direct, [log])), wanted, balances, _effects)
 
 
 SAGA_ENDS = ("done", "compensated")  # a step that is not run in time is undone
@@ -548,14 +551,17 @@ class FilesWorkload(LoopWorkload):
     worker = "files"
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
-        cards = [*network_cards(("OffsetFetch", "JoinGroup", "Fetch", "OffsetCommit"), "worker"), *cls.producer_cards()]
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        faults = [
+            *network_faults(("OffsetFetch", "JoinGroup", "Fetch", "OffsetCommit"), "worker"),
+            *cls.producer_faults(),
+        ]
         for worker in ("worker-a", "worker-b"):
-            cards += [*process_cards(worker, ()), Fault("takeover", worker, api="Fetch", side="request")]
-            cards += [*point_cards(worker, FILES_POINTS)] * 2
-            cards += [Fault("stop", worker, point, for_ms=LONG_FREEZE_MS) for point in FILES_POINTS]
-        cards += [*process_cards("compactor", ()), *point_cards("compactor", COMPACTION_POINTS)] * 2
-        return [*cards, *broker_cards(())] if broker else cards
+            faults += [*process_faults(worker, ()), Fault("takeover", worker, api="Fetch", side="request")]
+            faults += [*point_faults(worker, FILES_POINTS)] * 2
+            faults += [Fault("stop", worker, point, for_ms=LONG_FREEZE_MS) for point in FILES_POINTS]
+        faults += [*process_faults("compactor", ()), *point_faults("compactor", COMPACTION_POINTS)] * 2
+        return [*faults, *broker_faults(())] if broker else faults
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -564,7 +570,7 @@ class FilesWorkload(LoopWorkload):
 
     @property
     def folder(self) -> Path:
-        return self.stage.folder / f"{self.prefix}.files"
+        return self.testbed.folder / f"{self.prefix}.files"
 
     def groups(self) -> list[tuple[str, str]]:
         """The folder has the offsets: the group may be behind them after a crash."""
@@ -612,28 +618,28 @@ class SparkWorkload(Workload):
     query: ClassVar[str] = "copy"
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         exactly = guarantee == "exactly_once"
         apis = (*TRANSACTION_APIS, *DESCRIBE) if exactly else PLAIN_APIS
-        cards = [*network_cards((*apis, "ListOffsets", *READ_APIS), "driver"), *cls.producer_cards()]
-        cards += [Fault("kill", "driver"), Fault("stop", "driver", for_ms=1_500), Fault("kill", "task")]
-        cards += cls.guarantee_cards(guarantee)
+        faults = [*network_faults((*apis, "ListOffsets", *READ_APIS), "driver"), *cls.producer_faults()]
+        faults += [Fault("kill", "driver"), Fault("stop", "driver", for_ms=1_500), Fault("kill", "task")]
+        faults += cls.guarantee_faults(guarantee)
         if exactly:
-            cards += [
+            faults += [
                 Fault("stop", "driver", point, for_ms=1_000) for point in ("sink.after_write", "sink.after_offsets")
             ]
-            cards += [Fault("takeover", "driver", point) for point in ("sink.before_begin", "sink.after_offsets")]
-            cards += cls.checkpoint_cards()
+            faults += [Fault("takeover", "driver", point) for point in ("sink.before_begin", "sink.after_offsets")]
+            faults += cls.checkpoint_faults()
         if broker:
-            cards += broker_cards((*COMMIT_POINTS, "EndTxn.before_response", "EndTxn.after_response"))
-        return cards
+            faults += broker_faults((*COMMIT_POINTS, "EndTxn.before_response", "EndTxn.after_response"))
+        return faults
 
     @classmethod
-    def guarantee_cards(cls, guarantee: str) -> list[Fault]:
+    def guarantee_faults(cls, guarantee: str) -> list[Fault]:
         """The points of the sink's protocol that a guarantee passes, and those of its tasks."""
         if guarantee == "exactly_once":
             tasks = [Fault("stop", "task", point, for_ms=1_500) for point in TASK_POINTS]
-            return [*point_cards("driver", SINK_POINTS), *point_cards("task", TASK_POINTS), *tasks]
+            return [*point_faults("driver", SINK_POINTS), *point_faults("task", TASK_POINTS), *tasks]
         point = "sink.after_write" if guarantee == "at_least_once" else "sink.after_offsets"
         return [Fault("kill", "driver", point)] * 3
 
@@ -642,21 +648,21 @@ class SparkWorkload(Workload):
         return (*super().led(guarantee), *(("ledger",) if guarantee == "exactly_once" else ()))
 
     @classmethod
-    def checkpoint_cards(cls) -> list[Fault]:
+    def checkpoint_faults(cls) -> list[Fault]:
         return [Fault("checkpoint_lost", "driver")]
 
     def sink_options(self) -> dict[str, Any]:
         return {"topic": self.outputs[0]}
 
     def start(self) -> None:
-        self.checkpoint = self.stage.folder / self.prefix / "checkpoint"
+        self.checkpoint = self.testbed.folder / self.prefix / "checkpoint"
         exactly = self.guarantee == "exactly_once"
         master, conf = self.spark_cluster()
         job = {
             "query": self.query,
             "master": master,
             "conf": conf,
-            "brokers": self.stage.proxy.bootstrap,
+            "brokers": self.testbed.proxy.bootstrap,
             "checkpoint": str(self.checkpoint),
             "trigger": "100 milliseconds",
             "source": {
@@ -676,7 +682,7 @@ class SparkWorkload(Workload):
             },
         }
         driver = self.run("driver", "spark", job, spark=True)
-        driver.hosts = self.stage.spark.workers if self.stage.spark is not None else ()
+        driver.hosts = self.testbed.spark.workers if self.testbed.spark is not None else ()
 
     def spark_cluster(self) -> tuple[str, dict[str, str]]:
         """The master's address, and the settings of a session."""
@@ -712,16 +718,16 @@ class ExecutorsWorkload(AnyOrderWorkload):
     stuck_after_s = 300.0
 
     def spark_cluster(self) -> tuple[str, dict[str, str]]:
-        cluster = self.stage.start_spark_cluster(self.stage.folder / self.prefix / "spark", QUICK)
+        cluster = self.testbed.start_spark_cluster(self.testbed.folder / self.prefix / "spark", QUICK)
         return cluster.url, {**CONF, **cluster.conf()}
 
     @classmethod
-    def guarantee_cards(cls, guarantee: str) -> list[Fault]:
+    def guarantee_faults(cls, guarantee: str) -> list[Fault]:
         at_once = [Fault("kill", "executor", api=api, side="response") for api in ("Produce", "Fetch")]
         return [*at_once, Fault("kill", "executor"), Fault("stop", "executor", for_ms=3_000)] * 3
 
     @classmethod
-    def checkpoint_cards(cls) -> list[Fault]:
+    def checkpoint_faults(cls) -> list[Fault]:
         return []
 
 
@@ -733,10 +739,10 @@ class StreamWriterWorkload(SparkWorkload):
     query = "routed"
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         """What meets a point of the sink is a Python process of the driver, not the driver: it cannot be replaced."""
-        deck = super().deck(guarantee, broker=broker)
-        return [fault for fault in deck if fault.what != "takeover"]
+        faults = super().faults(guarantee, broker=broker)
+        return [fault for fault in faults if fault.what != "takeover"]
 
 
 class StatefulWorkload(SparkWorkload):
@@ -746,7 +752,7 @@ class StatefulWorkload(SparkWorkload):
     query = "count"
 
     @classmethod
-    def checkpoint_cards(cls) -> list[Fault]:
+    def checkpoint_faults(cls) -> list[Fault]:
         return []  # a stateful query that lost its state cannot go on, and says so
 
     def expectation(self, transactions: int) -> Expectation:
@@ -771,11 +777,11 @@ class AppWorkload(Workload):
     spread_ms = 2_000
 
     @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+    def faults(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         apis = TRANSACTION_APIS if guarantee == "exactly_once" else PLAIN_APIS
-        cards = [*network_cards((*apis, *READ_APIS), ""), *cls.producer_cards()]
-        cards += [card for card in process_cards("app", ()) for _ in range(6)]
-        return [*cards, *broker_cards(("EndTxn.before_response", "EndTxn.after_response"))] if broker else cards
+        faults = [*network_faults((*apis, *READ_APIS), ""), *cls.producer_faults()]
+        faults += [fault for fault in process_faults("app", ()) for _ in range(6)]
+        return [*faults, *broker_faults(("EndTxn.before_response", "EndTxn.after_response"))] if broker else faults
 
     def groups(self) -> list[tuple[str, str]]:
         return []  # whether it has one is its own business
@@ -786,7 +792,7 @@ class AppWorkload(Workload):
             "app",
             {
                 "app": self.options["app"],
-                "brokers": self.stage.proxy.bootstrap,
+                "brokers": self.testbed.proxy.bootstrap,
                 "source": self.source,
                 "output": self.outputs[0],
                 "application_id": self.application,

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from semel.local.brokers import SemelBroker, semel_command
 from semel.local.processes import Process
 from semel.prove.checker.reading import create_topics, read, topics_like
-from semel.prove.schedule import Fault, Round, Scene, Schedule
+from semel.prove.schedule import Fault, Round, Schedule, WorkloadPlan
 from tests.support.prove import prove
 from tests.support.waiting import PATIENCE_S, eventually, until
 
@@ -32,7 +32,7 @@ def example() -> str:
 def test_own_pipeline_from_the_documentation_is_proved(tmp_path: Path) -> None:
     (tmp_path / "mypipeline.py").write_text(example())
     kill = Fault("kill", "app", at_ms=900)
-    Schedule(1, [Scene("app", "exactly_once", [Round([kill], 6)], _names("expected"))]).save(tmp_path / "s.json")
+    Schedule(1, [WorkloadPlan("app", "exactly_once", [Round([kill], 6)], _names("expected"))]).save(tmp_path / "s.json")
     proof = prove(tmp_path, "--replay", "s.json")
     assert (proof.code, proof.result["faults_fired"]) == (0, 1), proof.told
 
@@ -42,7 +42,7 @@ def test_own_pipeline_that_forgets_a_record_is_found_out(tmp_path: Path) -> None
     text = example() + "\n\ndef wrong(value):\n    return [b'seen ' + value, b'also ' + value]\n"
     (tmp_path / "mypipeline.py").write_text(text)
     kill = Fault("kill", "app", at_ms=900)
-    Schedule(1, [Scene("app", "exactly_once", [Round([kill], 3)], _names("wrong"))]).save(tmp_path / "s.json")
+    Schedule(1, [WorkloadPlan("app", "exactly_once", [Round([kill], 3)], _names("wrong"))]).save(tmp_path / "s.json")
     proof = prove(tmp_path, "--replay", "s.json")
     assert proof.code == 1
     assert proof.kinds == {"lost"}
@@ -96,7 +96,7 @@ def check(value):
 """
     (tmp_path / "mypipeline.py").write_text(text)
     cut = Fault("drop_request", "network", api="Produce")  # a kill would cost the next one the session of the dead
-    Schedule(1, [Scene("app", "exactly_once", [Round([cut], 4)], _names("expected"))]).save(tmp_path / "s.json")
+    Schedule(1, [WorkloadPlan("app", "exactly_once", [Round([cut], 4)], _names("expected"))]).save(tmp_path / "s.json")
     proof = prove(tmp_path, "--replay", "s.json")
     assert proof.code == 1, proof.told
     assert "ended with exit code 1" in proof.told
@@ -110,7 +110,7 @@ def _names(expected: str) -> dict[str, str]:
 
 def test_campaign_without_a_fault_that_fires_shows_nothing(tmp_path: Path) -> None:
     never = Fault("drop_request", "network", api="DeleteTopics")
-    Schedule(1, [Scene("loop", "exactly_once", [Round([never], 2)])]).save(tmp_path / "s.json")
+    Schedule(1, [WorkloadPlan("loop", "exactly_once", [Round([never], 2)])]).save(tmp_path / "s.json")
     proof = prove(tmp_path, "--replay", "s.json")
     assert (proof.code, proof.violations) == (3, [])
     assert "no fault fired" in proof.told

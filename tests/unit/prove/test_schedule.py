@@ -22,7 +22,7 @@ def test_same_seed_gives_the_same_schedule_and_another_seed_another(workload: st
     first, again = (plan(7, [workload], "exactly_once", 5, own_broker=True) for _ in range(2))
     other = plan(8, [workload], "exactly_once", 5, own_broker=True)
     assert first == again
-    assert first.scenes != other.scenes
+    assert first.plans != other.plans
 
 
 def test_saved_schedule_comes_back(tmp_path: Path) -> None:
@@ -45,29 +45,29 @@ def test_file_that_is_no_schedule_is_refused(tmp_path: Path, content: str | None
 
 @pytest.mark.parametrize("workload", BUILT_IN)
 @pytest.mark.parametrize("own_broker", [True, False])
-def test_a_whole_deck_hits_every_boundary_of_a_commit(workload: str, own_broker: bool) -> None:
+def test_all_faults_together_hit_every_boundary_of_a_commit(workload: str, own_broker: bool) -> None:
     kind = WORKLOADS[workload]
-    deck = kind.deck("exactly_once", broker=own_broker)
-    # the decks of executors and of tables have points of their own
+    faults = kind.faults("exactly_once", broker=own_broker)
+    # the lists of executors and of tables have points of their own
     has_sink = workload.startswith("spark") and workload != "spark-executors" and "postgres" not in workload
     wanted = boundaries(broker=own_broker, sink=has_sink)
     if workload.startswith("spark"):
-        wanted -= {name for name in wanted if "abort" in name}  # the loop's deck has these
+        wanted -= {name for name in wanted if "abort" in name}  # the loop's list has these
     if issubclass(kind, TableWorkload):
         wanted -= {"TxnOffsetCommit.request", "TxnOffsetCommit.response"}  # its offsets are in the database
     if workload == "files":
         wanted = {*FILES_POINTS, *COMPACTION_POINTS}  # its commits are manifests
-    assert wanted - {fault.boundary for fault in deck} == set()
-    rounds = -(-len(deck) // kind.faults_per_round)
-    dealt = plan(3, [workload], "exactly_once", rounds, own_broker=own_broker)
-    faults = [fault for scene in dealt.scenes for round_ in scene.rounds for fault in round_.faults]
+    assert wanted - {fault.boundary for fault in faults} == set()
+    rounds = -(-len(faults) // kind.faults_per_round)
+    schedule = plan(3, [workload], "exactly_once", rounds, own_broker=own_broker)
+    faults = [fault for planned in schedule.plans for round_ in planned.rounds for fault in round_.faults]
     assert {fault.boundary for fault in faults} >= wanted
 
 
 @pytest.mark.parametrize("workload", BUILT_IN)
 def test_foreign_cluster_is_never_killed(workload: str) -> None:
-    deck = WORKLOADS[workload].deck("exactly_once", broker=False)
-    assert all(fault.target != BROKER for fault in deck)
+    faults = WORKLOADS[workload].faults("exactly_once", broker=False)
+    assert all(fault.target != BROKER for fault in faults)
 
 
 def test_every_mutant_is_looked_for() -> None:
@@ -107,7 +107,7 @@ def test_schedule_with_deaths_of_the_broker_is_not_replayed_on_a_foreign_cluster
 @pytest.mark.parametrize("workload", BUILT_IN)
 def test_on_several_nodes_every_leader_that_matters_moves(workload: str) -> None:
     schedule = plan(7, [workload], "exactly_once", 40, own_broker=False, nodes=3)
-    faults = [fault for scene in schedule.scenes for round_ in scene.rounds for fault in round_.faults]
+    faults = [fault for planned in schedule.plans for round_ in planned.rounds for fault in round_.faults]
     moves = [fault for fault in faults if fault.what == "move_leader"]
     assert {fault.leads for fault in moves} == set(WORKLOADS[workload].led("exactly_once"))
     assert len(moves) > len(faults) / 6

@@ -1,4 +1,4 @@
-"""Where a campaign plays: a broker, the proxy in front of it, and processes that are watched over and started again."""
+"""Where a campaign runs: a broker, the proxy in front of it, and processes that are watched over and started again."""
 
 from __future__ import annotations
 
@@ -208,18 +208,18 @@ _ACTS: dict[str, Callable[[Nodes, Outage, Fault, tuple[str, int]], None]] = {
 }
 
 
-RESTARTS_MAX = 60  # of one process in one scene, beyond those that faults ask for
+RESTARTS_MAX = 60  # of one process while a workload runs, beyond those that faults ask for
 SHOWS_STACKS = signal.SIGUSR1  # a worker prints what each of its threads does
 PYTHON_DAEMON = re.compile(r"-m (pyspark|semel\.spark)\.daemon ")  # it and what it forked
 QUICK_END_S = 0.4  # a process that ends sooner is not started again at once
 BROKER_SETTINGS = ("group.min.session.timeout.ms=500", "group.initial.rebalance.delay.ms=0")
 
 
-class StageError(Exception):
+class TestbedError(Exception):
     """The campaign cannot go on: nothing can be said about the guarantee."""
 
 
-class Actor:
+class SupervisedProcess:
     """A process that should run. One that ends is started again, as a supervisor would do."""
 
     def __init__(self, name: str, make: Callable[[], Process]) -> None:
@@ -254,7 +254,7 @@ class Actor:
         if code is not None and code > 0:
             self.ends.append(f"{self.name} ended with exit code {code}; its last output:\n{process.output[-3000:]}")
         if len(self.ends) > RESTARTS_MAX:
-            raise StageError(f"{self.name} keeps ending by itself. {self.ends[-1]}")
+            raise TestbedError(f"{self.name} keeps ending by itself. {self.ends[-1]}")
         self.start()
 
     def signal_at_once(self, number: signal.Signals) -> None:
@@ -356,14 +356,14 @@ class OwnBroker:
             self.broker.start()
         except ProcessFailed as failure:
             if "fault fired" not in str(failure):  # else a fault at its recovery killed it again
-                raise StageError(f"the broker does not come up again: {failure}") from failure
+                raise TestbedError(f"the broker does not come up again: {failure}") from failure
 
     def close(self) -> None:
         self.broker.close()
         self.control.close()
 
 
-class Stage:
+class Testbed:
     """Everything that runs. `brokers`: an existing cluster, which is not touched but by requests through the proxy.
     `nodes`: so many nodes of Apache Kafka instead of semel's broker."""
 
@@ -380,8 +380,8 @@ class Stage:
         self.sink_faults.mkdir()
         self.own: OwnBroker | None = None
         self.nodes: Nodes | None = None
-        self.spark: SparkCluster | None = None  # of the scene that needs one
-        self.actors: dict[str, Actor] = {}
+        self.spark: SparkCluster | None = None  # of the workload that needs one
+        self.processes: dict[str, SupervisedProcess] = {}
         try:
             if nodes is not None:
                 self.nodes = Nodes(self.folder, nodes, settings)
@@ -398,12 +398,14 @@ class Stage:
             self.close()
             raise
 
-    def actor(self, name: str, *program: str, spark: bool = False) -> Actor:
+    def add_process(self, name: str, *program: str, spark: bool = False) -> SupervisedProcess:
         """A Python process of this campaign, with the faults at named points; so has what a Spark driver starts."""
         injection = Injection(f"@{self.sink_faults}", patch=self.patch)
         env = spark_python(injection, self.folder / "python") if spark else {}
-        actor = self.actors[name] = Actor(name, lambda: Process(command(injection, *program), env=env))
-        return actor
+        supervised = self.processes[name] = SupervisedProcess(
+            name, lambda: Process(command(injection, *program), env=env)
+        )
+        return supervised
 
     def start_spark_cluster(self, folder: Path, java_options: str) -> SparkCluster:
         """Runs until `clear`."""
@@ -413,12 +415,12 @@ class Stage:
     def supervise(self) -> None:
         if self.own is not None:
             self.own.supervise()
-        for actor in list(self.actors.values()):
-            actor.supervise()
+        for supervised in list(self.processes.values()):
+            supervised.supervise()
 
     def show_stacks(self) -> None:
         """Has every process of a pipeline that stands still say where it stands."""
-        running = [actor.process for actor in self.actors.values() if actor.process is not None]
+        running = [supervised.process for supervised in self.processes.values() if supervised.process is not None]
         counts = [(process, process.line_count) for process in running if process.running]
         for process, _ in counts:
             send(SHOWS_STACKS, [process.pid])
@@ -430,22 +432,22 @@ class Stage:
         """How each process ended by itself, if it did, and its last output otherwise. A producer that has finished has
         nothing to say."""
         words = []
-        for name, actor in self.actors.items():
-            if name == producer and actor.has_finished:
+        for name, supervised in self.processes.items():
+            if name == producer and supervised.has_finished:
                 continue
-            output = actor.process.output[-3000:] if actor.process is not None else ""
-            if actor.ends:
-                words.append(actor.ends[-1])
-            elif actor.has_finished:
+            output = supervised.process.output[-3000:] if supervised.process is not None else ""
+            if supervised.ends:
+                words.append(supervised.ends[-1])
+            elif supervised.has_finished:
                 words.append(f"{name} ended with exit code 0; its last output:\n{output}")
             else:
                 words.append(f"{name} is running; its last output:\n{output}")
         return "\n".join(words)
 
     def clear(self) -> None:
-        for actor in self.actors.values():
-            actor.stop()
-        self.actors.clear()
+        for supervised in self.processes.values():
+            supervised.stop()
+        self.processes.clear()
         if self.spark is not None:
             self.spark.close()
             self.spark = None
@@ -467,10 +469,10 @@ def first_reachable(brokers: str) -> str:
     for address in (part.strip() for part in brokers.split(",") if part.strip()):
         host, colon, port = address.rpartition(":")
         if not colon or not port.isdecimal():
-            raise StageError(f"--brokers is {brokers!r}; expected HOST:PORT, or several with commas between")
+            raise TestbedError(f"--brokers is {brokers!r}; expected HOST:PORT, or several with commas between")
         try:
             socket.create_connection((host, int(port)), 5).close()
             return address
         except OSError as error:
             tried.append(f"{address} ({error.strerror or error})")
-    raise StageError(f"no broker can be reached: {', '.join(tried) or 'no address given'}")
+    raise TestbedError(f"no broker can be reached: {', '.join(tried) or 'no address given'}")

@@ -106,11 +106,11 @@ class Feeder(threading.Thread):
 POLL_S = 0.05
 
 
-class DemoStageError(Exception):
+class DemoTestbedError(Exception):
     """The demo could not go on; the message says why."""
 
 
-class DemoStage:
+class DemoTestbed:
     """Everything that a demo starts. Use it as a context manager."""
 
     def __init__(self, workload: DemoWorkload, engine: str, seed: int, per_s: float, *, keep: bool = False) -> None:
@@ -125,7 +125,7 @@ class DemoStage:
         self._driver: Process | None = None
         self._read_lines = 0
 
-    def __enter__(self) -> DemoStage:
+    def __enter__(self) -> DemoTestbed:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -182,10 +182,10 @@ class DemoStage:
                     yield json.loads(line)
             if not lines:
                 if not running:
-                    raise DemoStageError(f"the program ended by itself:\n{self._last_output()}")
+                    raise DemoTestbedError(f"the program ended by itself:\n{self._last_output()}")
                 yield None
                 time.sleep(POLL_S)
-        raise DemoStageError(f"the program did not get on within {timeout_s:.0f} s:\n{self._last_output()}")
+        raise DemoTestbedError(f"the program did not get on within {timeout_s:.0f} s:\n{self._last_output()}")
 
     def _last_output(self) -> str:
         return "\n".join(self.driver.output.splitlines()[-30:])
@@ -235,7 +235,7 @@ class Moment(NamedTuple):
     text: str
 
 
-class Story(NamedTuple):
+class RunHistory(NamedTuple):
     started_s: float
     ended_s: float
     moments: list[Moment]
@@ -243,9 +243,9 @@ class Story(NamedTuple):
     failures: list[tuple[str, str]]  # guarantee, error of a query that was started again
 
 
-class Play:
-    def __init__(self, stage: DemoStage, screen: Screen, faults: Sequence[DemoFault] = FAULTS) -> None:
-        self._stage = stage
+class DemoRun:
+    def __init__(self, testbed: DemoTestbed, screen: Screen, faults: Sequence[DemoFault] = FAULTS) -> None:
+        self._testbed = testbed
         self._screen = screen
         self._faults = faults
         self._started_s = time.time()
@@ -253,58 +253,58 @@ class Play:
         self._held: list[tuple[str, str, str]] = []
         self._failures: list[tuple[str, str]] = []
 
-    def run(self) -> Story:
+    def run(self) -> RunHistory:
         self._begin()
         for fault in self._faults:
             self._inflict(fault)
         self._finish()
-        return Story(self._started_s, time.time(), self._moments, self._held, self._failures)
+        return RunHistory(self._started_s, time.time(), self._moments, self._held, self._failures)
 
-    # --- scenes ---
+    # --- steps ---
     def _begin(self) -> None:
-        self._stage.broker.start()
-        self._note("broker", "up", f"broker is up on {self._stage.broker.bootstrap}")
-        self._stage.create_topics()
-        self._stage.start_feeder()
+        self._testbed.broker.start()
+        self._note("broker", "up", f"broker is up on {self._testbed.broker.bootstrap}")
+        self._testbed.create_topics()
+        self._testbed.start_feeder()
         self._start_driver()
 
     def _inflict(self, fault: DemoFault) -> None:
-        self._stage.command("arm", fault.name, BATCHES_BEFORE)
+        self._testbed.command("arm", fault.name, BATCHES_BEFORE)
         self._await("all_held", fault)
         if fault.victim == "driver":
-            self._stage.driver.kill()  # and its JVM
+            self._testbed.driver.kill()  # and its JVM
             self._note("driver", "killed", f"kill -9: the driver, {fault.what}", bad=True)
             self._start_driver()
         else:
-            self._stage.broker.kill()
+            self._testbed.broker.kill()
             self._note("broker", "killed", f"kill -9: the broker, {fault.what}", bad=True)
-            self._stage.command("open")
+            self._testbed.command("open")
             self._pause(BROKER_DOWN_S)
-            self._stage.broker.start()
+            self._testbed.broker.start()
             self._note("broker", "up", "broker is up again")
 
     def _finish(self) -> None:
-        feeder = self._stage.feeder
+        feeder = self._testbed.feeder
         assert feeder is not None
         feeder.finish()
-        self._screen.moment(f"producer is done: {feeder.committed:,} {self._stage.workload.records}; draining")
-        self._stage.command("finish")
+        self._screen.moment(f"producer is done: {feeder.committed:,} {self._testbed.workload.records}; draining")
+        self._testbed.command("finish")
         self._await("finished")
-        self._stage.driver.kill()  # and its JVM
+        self._testbed.driver.kill()  # and its JVM
         self._note("driver", "down", "all three have read everything")
 
     # --- pieces ---
     def _start_driver(self) -> None:
         again = " again" if any(moment.who == "driver" for moment in self._moments) else ""
-        name = "Spark" if self._stage.engine == "spark" else "program"
+        name = "Spark" if self._testbed.engine == "spark" else "program"
         for lane in self._screen.lanes.values():
             lane.state = f"{name} is starting"
-        self._stage.start_driver()
+        self._testbed.start_driver()
         self._await("started", timeout_s=START_TIMEOUT_S)
         self._note("driver", "up", f"{name} is up{again}, with three pipelines")
 
     def _await(self, wanted: str, fault: DemoFault | None = None, timeout_s: float = GET_ON_TIMEOUT_S) -> None:
-        for event in self._stage.events(timeout_s):
+        for event in self._testbed.events(timeout_s):
             self._show_feeder()
             self._screen.refresh()
             if event is None:
@@ -325,13 +325,13 @@ class Play:
             self._screen.moment(f"{event['guarantee']}: its query failed and is started again")
 
     def _show_feeder(self) -> None:
-        feeder = self._stage.feeder
+        feeder = self._testbed.feeder
         if feeder is None:
             return
         if feeder.error is not None:
             raise feeder.error
         aborted = f", {feeder.aborted:,} taken back" if feeder.aborted else ""
-        records = self._stage.workload.records
+        records = self._testbed.workload.records
         self._screen.footer = f"{self._screen.elapsed_s:.0f} s · producer: {feeder.committed:,} {records}{aborted}"
 
     def _pause(self, duration_s: float) -> None:
@@ -345,13 +345,13 @@ class Play:
         self._screen.moment(text, bad=bad)
 
 
-def count(stage: DemoStage) -> list[Outcome]:
+def count(testbed: DemoTestbed) -> list[Outcome]:
     """Reads all topics through the independent client and counts."""
     outcomes = []
     for guarantee in GUARANTEES:
-        topics = DemoTopics.of(stage.prefix, guarantee)
+        topics = DemoTopics.of(testbed.prefix, guarantee)
         source, output, rejected = (
-            read(stage.broker.bootstrap, topic) for topic in (topics.source, topics.output, topics.rejected)
+            read(testbed.broker.bootstrap, topic) for topic in (topics.source, topics.output, topics.rejected)
         )
-        outcomes.append(stage.workload.compare(guarantee, source, output, rejected))
+        outcomes.append(testbed.workload.compare(guarantee, source, output, rejected))
     return outcomes
