@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from collections.abc import Iterator
+from multiprocessing.pool import Pool
 
 import pyarrow as pa
 import pytest
@@ -119,28 +120,33 @@ def first_batch(table: pa.Table) -> memoryview:
     return batch.buffer
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Pool]:
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        yield pool
+
+
 def test_processes_write_into_one_transaction_and_of_two_attempts_one_wins(
-    cluster: Cluster, topic: str, owner: TransactionOwner
+    cluster: Cluster, topic: str, owner: TransactionOwner, processes: Pool
 ) -> None:
     expected: set[bytes] = set()
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        for number in range(3):
-            commit = number != 1
-            handle = pickle.dumps(owner.begin(places(topic)))
-            jobs = [(handle, topic, p, 1000 * number + p + 1, f"{number}-{p}") for p in range(PARTITIONS)]
-            rival = (handle, topic, 0, 1000 * number + 99, f"{number}-rival")
-            *outcomes, second = pool.map(write_task, [*jobs, rival], chunksize=1)
-            assert [outcomes[0][0].is_owner, second[0].is_owner].count(True) == 1
-            assert all(opening.is_owner for opening, _ in outcomes[1:])
-            reports = [written for _, report in [*outcomes, second] for written in report]
-            assert {(w.topic, w.partition): w.last_sequence for w in reports} == owner.last_sequences(places(topic))
-            assert all(w.record_count == 50 and w.last_offset - w.first_offset == 49 for w in reports)
-            owner.send_offsets({(topic, 0): OffsetAndMetadata(number + 1)}, owner.settings.transactional_id or "")
-            owner.end(commit, 30)
-            if commit:
-                winner = f"{number}-0" if outcomes[0][0].is_owner else f"{number}-rival"
-                for prefix in (winner, *(f"{number}-{p}" for p in range(1, PARTITIONS))):
-                    expected |= {value.encode() for value in rows(prefix, 50)["value"].to_pylist()}
+    for number in range(3):
+        commit = number != 1
+        handle = pickle.dumps(owner.begin(places(topic)))
+        jobs = [(handle, topic, p, 1000 * number + p + 1, f"{number}-{p}") for p in range(PARTITIONS)]
+        rival = (handle, topic, 0, 1000 * number + 99, f"{number}-rival")
+        *outcomes, second = processes.map(write_task, [*jobs, rival], chunksize=1)
+        assert [outcomes[0][0].is_owner, second[0].is_owner].count(True) == 1
+        assert all(opening.is_owner for opening, _ in outcomes[1:])
+        reports = [written for _, report in [*outcomes, second] for written in report]
+        assert {(w.topic, w.partition): w.last_sequence for w in reports} == owner.last_sequences(places(topic))
+        assert all(w.record_count == 50 and w.last_offset - w.first_offset == 49 for w in reports)
+        owner.send_offsets({(topic, 0): OffsetAndMetadata(number + 1)}, owner.settings.transactional_id or "")
+        owner.end(commit, 30)
+        if commit:
+            winner = f"{number}-0" if outcomes[0][0].is_owner else f"{number}-rival"
+            for prefix in (winner, *(f"{number}-{p}" for p in range(1, PARTITIONS))):
+                expected |= {value.encode() for value in rows(prefix, 50)["value"].to_pylist()}
     seen = read_when_there(cluster, topic, len(expected))
     assert {row.value for row in seen} == expected
     assert {row.timestamp - 1_700_000_000_000 for row in seen} == set(range(50)), "the mark does not move timestamps"

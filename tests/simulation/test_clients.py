@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.simulation.client_workload import clients
 
-SEEDS = range(3)  # fresh ones are in test_campaign
+SEEDS = range(3)  # fresh ones are in test_g5
 
 
 def test_calls_keep_their_promises_and_their_timeouts(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from semel.client.group.membership import MembershipChange
 from tests.simulation.group_workload import consumers
 from tests.simulation.shrink import run, shrink
 
-SEEDS = range(3)  # fresh ones are in test_campaign
+SEEDS = range(3)  # fresh ones are in test_g5
 HUNTED = 40  # seeds, in which each deliberate bug must be found
 
 

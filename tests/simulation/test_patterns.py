@@ -20,7 +20,7 @@ MUTANT_SEEDS = range(60)
 
 @pytest.mark.parametrize("workload", [entities, sagas])
 def test_what_calls_return_holds_whoever_is_killed_or_frozen(tmp_path: Path, workload: Workload) -> None:
-    assert workload(1, tmp_path / "broker").faults > 3  # fresh seeds are in test_campaign
+    assert workload(1, tmp_path / "broker").faults > 3  # fresh seeds are in test_g5
 
 
 def apply_a_command_again(patch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.simulation.processing_workload import processing
 
-SEEDS = range(3)  # fresh ones are in test_campaign
+SEEDS = range(3)  # fresh ones are in test_g5
 
 
 def test_offsets_and_output_agree_whoever_is_killed_or_frozen(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.simulation.two_phase_workload import two_phase
 from tests.simulation.workloads import producer_and_broker, transactions
 from tests.simulation.world import World
 
-SEEDS = range(10)  # fresh ones are in test_campaign
+SEEDS = range(10)  # fresh ones are in test_g5
 HUNTED = 60  # seeds, in which each deliberate bug must be found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.simulation.sink_workload import sink
 
-SEEDS = range(3)  # fresh ones are in test_campaign
+SEEDS = range(3)  # fresh ones are in test_g5
 
 
 def test_each_batch_is_written_once_and_the_ledger_agrees(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from semel.patterns.process_state import StatefulExactlyOnce, Stores
 from tests.simulation.state_workload import counting
 
-SEEDS = range(2)  # fresh ones are in test_campaign
+SEEDS = range(2)  # fresh ones are in test_g5
 MUTANT_SEEDS = range(40)
 
 
