@@ -1,5 +1,4 @@
-"""The programs in examples/ that run on Spark need nothing but a broker: one as the README starts it, the other one in
-the session that the tests share."""
+"""The programs in examples/ that run on Spark need nothing but a broker; here they run in the session that tests share."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from tests.support.reading import read_topic
 from tests.support.waiting import PATIENCE_S, until
 
 EXAMPLES = ROOT / "examples"
-# Spark's default is 200, which are as many tasks and state stores for a batch of one row.
-FEW_TASKS = {"PYSPARK_SUBMIT_ARGS": "--conf spark.sql.shuffle.partitions=2 pyspark-shell"}
+PROGRAMS = [("bank.py", ("bank.transfers", "bank.rejected")), ("ad_views.py", ("ads.views", "ads.rejected"))]
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -36,20 +34,26 @@ def what_it_rejects(brokers: str, source: str, rejected: str, runs: Callable[[],
     return [seen.value for seen in read_topic(brokers, rejected)]
 
 
-def test_the_bank_needs_nothing_but_a_broker(semel_broker: SemelBroker, tmp_path: Path) -> None:
-    """Its one command in the README failed: topic 'bank.statements' cannot be written."""
+@pytest.mark.full  # the same, as the README starts them
+@pytest.mark.parametrize(("name", "topics"), PROGRAMS)
+def test_a_program_is_started_with_one_command(
+    name: str, topics: tuple[str, str], semel_broker: SemelBroker, tmp_path: Path
+) -> None:
+    """It failed: topic 'bank.statements' cannot be written."""
     brokers = semel_broker.bootstrap
-    with Process([sys.executable, str(EXAMPLES / "bank.py"), brokers, str(tmp_path)], env=FEW_TASKS) as program:
-        found = what_it_rejects(brokers, "bank.transfers", "bank.rejected", lambda: program.running)
-        assert found == [b"no JSON"], program.output
+    with Process([sys.executable, str(EXAMPLES / name), brokers, str(tmp_path)]) as program:
+        assert what_it_rejects(brokers, *topics, lambda: program.running) == [b"no JSON"], program.output
 
 
-def test_ad_views_need_nothing_but_a_broker(session: Any, semel_broker: SemelBroker, tmp_path: Path) -> None:
-    main = runpy.run_path(str(EXAMPLES / "ad_views.py"))["main"]
+@pytest.mark.parametrize(("name", "topics"), PROGRAMS)
+def test_a_program_needs_nothing_but_a_broker(
+    name: str, topics: tuple[str, str], session: Any, semel_broker: SemelBroker, tmp_path: Path
+) -> None:
+    main = runpy.run_path(str(EXAMPLES / name))["main"]
     program = threading.Thread(target=main, args=(semel_broker.bootstrap, str(tmp_path / "checkpoint")))
     program.start()
     try:
-        assert what_it_rejects(semel_broker.bootstrap, "ads.views", "ads.rejected", program.is_alive) == [b"no JSON"]
+        assert what_it_rejects(semel_broker.bootstrap, *topics, program.is_alive) == [b"no JSON"]
     finally:
         for query in session.streams.active:
             query.stop()
