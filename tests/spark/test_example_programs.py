@@ -1,4 +1,4 @@
-"""The programs in examples/ that run on Spark need nothing but a broker; here they run in the session that tests share."""
+"""The programs in examples/ that run on Spark need nothing but a broker. They run in the session that tests share."""
 
 from __future__ import annotations
 
