@@ -69,8 +69,7 @@ from semel.patterns.process_output import (
     StateFunction,
     TableFunction,
 )
-from semel.patterns.process_postgres import PostgresMode
-from semel.patterns.process_postgres_tables import PostgresTablesMode
+from semel.patterns.process_postgres import PostgresMode, PostgresTablesMode
 from semel.patterns.process_state import Changelog, StatefulEmitter, StatefulExactlyOnce
 from semel.patterns.state import KeyedState
 from semel.patterns.stopping import stop_on_signals
