@@ -147,15 +147,15 @@ def test_records_that_come_after_the_call_are_left_out(cluster: Cluster, topic: 
     from semel.client.consumer import Consumer
 
     fill(cluster, topic, 30)
-    ends = Consumer.end_offsets
+    ends = Consumer.settled_ends
     written: list[int] = []
 
-    def and_more_come(consumer, partitions, timeout_ms=None):
-        found = ends(consumer, partitions, timeout_ms)
+    def and_more_come(consumer, partitions):
+        found = ends(consumer, partitions)
         fill(cluster, topic, 30, 30)
         written.append(30)
         return found
 
-    monkeypatch.setattr(Consumer, "end_offsets", and_more_come)
+    monkeypatch.setattr(Consumer, "settled_ends", and_more_come)
     assert sorted(values(semel.read_table(topic, bootstrap_servers=cluster.bootstrap))) == list(range(30))
     assert written == [30]

@@ -258,6 +258,7 @@ class AsyncConsumer(ConsumerBase[AsyncConnection]):
     lag = guarded("lag", ConsumerBase._lag)
     beginning_offsets = ConsumerBase._beginning_offsets
     end_offsets = ConsumerBase._end_offsets
+    settled_ends = ConsumerBase._settled_ends
     offsets_for_times = ConsumerBase._offsets_for_times
     partitions_for = ConsumerBase._partitions_for
     topic_ids = ConsumerBase._topic_ids

@@ -161,7 +161,8 @@ def places(
     consumer: Consumer, partitions: list[TopicPartition], args: argparse.Namespace
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], dict[TopicPartition, int]]:
     """(where to start, where to end, the end now) in each partition; no end where reading goes on for ever."""
-    first, end = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
+    first = consumer.beginning_offsets(partitions)
+    end = consumer.settled_ends(partitions) if args.exit else consumer.end_offsets(partitions)
     starts, ends = dict(first), dict(end) if args.exit else {}
     for where in args.offset:
         if where.startswith("e@"):

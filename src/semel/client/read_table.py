@@ -56,7 +56,7 @@ def read_table(
     consumer = Consumer({**settings, **fixed})
     with consumer:
         wanted = _partitions(consumer, topic, partitions)
-        ends = consumer.end_offsets(wanted)
+        ends = consumer.settled_ends(wanted)
         starts = _starts(consumer, topic, start, ends)
         consumer.assign(wanted)
         for partition, offset in starts.items():

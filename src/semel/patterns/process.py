@@ -136,7 +136,7 @@ class EndOffsets:
 
     def __init__(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         starts = consumer.beginning_offsets(partitions)
-        ends = consumer.end_offsets(partitions)
+        ends = consumer.settled_ends(partitions)
         self._ends = {partition: end for partition, end in ends.items() if end > starts[partition]}
 
     def reached(self, consumer: Consumer) -> bool:

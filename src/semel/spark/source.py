@@ -363,6 +363,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     @reason_first()
     def prepareForTriggerAvailableNow(self) -> None:
+        self.topic_offsets.await_markers(self.topic_offsets.partitions(must_exist=self.options.fail_on_data_loss))
         self._target = self._latest()
 
     @reason_first()

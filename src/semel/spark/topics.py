@@ -13,6 +13,7 @@ from semel.client.cluster import Cluster
 from semel.client.cluster_calls import AnyNode
 from semel.client.errors import KafkaError
 from semel.client.group.offsets import list_offsets_retried
+from semel.client.immediate import run
 from semel.client.metadata import Metadata, TopicMetadata
 from semel.client.timing import Deadline
 from semel.client.types import TopicPartition as ClientTopicPartition
@@ -82,6 +83,8 @@ class TopicOffsets:
 
     def resolve(self, bound: Bound, partitions: list[TopicPartition], committed: Offsets | None = None) -> Offsets:
         """A bound of the options as offsets of these partitions."""
+        if bound.word == LATEST and bound is self._options.ending:
+            self.await_markers(partitions)
         if bound.word in (EARLIEST, LATEST):
             return self.edge(bound.word, partitions)
         if bound.word == COMMITTED:
@@ -95,6 +98,13 @@ class TopicOffsets:
             return self._resolve_times(times, late_is_latest)
         _refuse_unknown(bound.offsets, partitions)
         return self._resolve_given(bound.offsets, partitions, missing=None)
+
+    def await_markers(self, partitions: Iterable[TopicPartition]) -> None:
+        """For a query that reads up to the end and then stops: until all that is committed is visible."""
+        from semel.client.admin.calls import AdminCalls
+
+        if self._options.read_committed:
+            run(AdminCalls(self._cluster.settings, self._cluster.calls).await_markers(partitions))
 
     def edge(self, word: str, partitions: Iterable[TopicPartition]) -> Offsets:
         """Where the partitions begin, or end for this query's isolation level."""

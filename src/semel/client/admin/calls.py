@@ -20,7 +20,7 @@ from semel.client.cluster import Cluster
 from semel.client.cluster_calls import AnyNode, ClusterCalls, Controller, Leader, NodeTarget, Target
 from semel.client.errors import ConfigError, FatalError, KafkaError, error_of
 from semel.client.group.offset_calls import list_offsets_retried
-from semel.client.group.offset_requests import EARLIEST, LATEST, FoundOffset
+from semel.client.group.offset_requests import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, FoundOffset
 from semel.client.immediate import Closing, blocking
 from semel.client.metadata import BrokerAddress
 from semel.client.settings import ClientSettings
@@ -34,7 +34,6 @@ from semel.protocol.messages import topics as topic_messages
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 SET, DELETE = 0, 1
 _DEFAULT_SOURCES = (5, -1)  # the broker's built-in default, or unknown
-READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 TO_THE_END = -1
 
 

@@ -12,14 +12,13 @@ from semel.client.consumer.base import OffsetsToCommit
 from semel.client.errors import FatalError, KafkaError, error_of
 from semel.client.group.assignors import decode_assignment
 from semel.client.group.offset_calls import commit_offsets, fetch_committed, list_offsets
-from semel.client.group.offset_requests import LATEST, by_topic
+from semel.client.group.offset_requests import LATEST, READ_UNCOMMITTED, by_topic
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition, checked_offsets, checked_partitions
 from semel.protocol.errors import DecodeError, ErrorCode
 from semel.protocol.messages import groups as messages
 from semel.protocol.messages import offsets as offset_messages
 
-READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 DEAD, CONSUMER = "Dead", "consumer"
 
 

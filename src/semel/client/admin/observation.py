@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,7 +13,13 @@ from semel.client.admin.transactions import ProducerInfo, TransactionInfo, info_
 from semel.client.cluster_calls import Leader, NodeTarget
 from semel.client.errors import KafkaError
 from semel.client.group.offset_calls import list_offsets_retried
-from semel.client.group.offset_requests import LAST_VERSION_WITH_NAMES, by_topic
+from semel.client.group.offset_requests import (
+    LAST_VERSION_WITH_NAMES,
+    LATEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    by_topic,
+)
 from semel.client.timing import Deadline
 from semel.client.types import OffsetAndMetadata, TopicPartition
 from semel.protocol.errors import ErrorCode
@@ -19,10 +27,23 @@ from semel.protocol.messages import groups as group_messages
 from semel.protocol.messages import offsets as offset_messages
 from semel.protocol.messages import transactions as messages
 
+log = logging.getLogger("semel.client")
+
 IDS_PER_REQUEST = 1_000
 PARTITIONS_PER_REQUEST = 2_000
 GROUPS_PER_REQUEST = 200
+DECIDED = ("PrepareCommit", "PrepareAbort")  # transactions whose markers are on their way
+MARKERS_MS = 5_000
+LOOK_AGAIN_MS = 10
 GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+
+
+class _OpenTransaction(NamedTuple):
+    """What a partition has of a transaction without a marker."""
+
+    place: TopicPartition
+    producer_id: int
+    start: int
 
 
 class TransactionStep(msgspec.Struct, frozen=True):
@@ -90,6 +111,47 @@ class ObservationCalls(AdminBase):
             for at in range(0, len(wanted), PARTITIONS_PER_REQUEST):
                 found |= await self._producers_at(leader, wanted[at : at + PARTITIONS_PER_REQUEST], deadline)
         return found
+
+    async def await_markers(self, partitions: Iterable[tuple[str, int]], timeout_ms: float = MARKERS_MS) -> None:
+        """Waits until the transactions that are decided now have their markers in these partitions: a commit is
+        acknowledged before that, and who reads up to the end in that moment would miss it. Open transactions are not
+        waited for, nor those that the brokers do not show to this client."""
+        deadline = self._deadline(timeout_ms)
+        backoff = self.cluster.backoff(LOOK_AGAIN_MS)
+        try:
+            places = await self._unstable([TopicPartition(*place) for place in partitions], deadline)
+            decided = await self._decided_in(places, deadline)
+            while decided & await self._open_in(places, deadline):
+                if not await self.cluster.pause(backoff, deadline):
+                    return
+        except KafkaError as error:  # who reads goes up to the last stable offset, as without this
+            log.debug("not known whether markers are on their way: %s", error)
+
+    async def _unstable(self, places: list[TopicPartition], deadline: Deadline) -> list[TopicPartition]:
+        """The partitions that end behind their last stable offset."""
+        wanted = dict.fromkeys(places, LATEST)
+        stable = await list_offsets_retried(self.cluster, wanted, READ_COMMITTED, deadline)
+        ends = await list_offsets_retried(self.cluster, wanted, READ_UNCOMMITTED, deadline)
+        return [place for place in places if stable[place].offset < ends[place].offset]
+
+    async def _open_in(self, places: list[TopicPartition], deadline: Deadline) -> set[_OpenTransaction]:
+        found = await self.producers_of(places, deadline.remaining_s() * 1000) if places else {}
+        return {
+            _OpenTransaction(place, each.producer_id, each.transaction_start)
+            for place, known in found.items()
+            for each in known
+            if each.transaction_start >= 0
+        }
+
+    async def _decided_in(self, places: list[TopicPartition], deadline: Deadline) -> set[_OpenTransaction]:
+        still_open = await self._open_in(places, deadline)
+        ids = sorted({each.producer_id for each in still_open})
+        if not ids:
+            return set()
+        request = messages.ListTransactionsRequest(state_filters=list(DECIDED), producer_id_filters=ids)
+        responses = await self._call_all(messages.LIST_TRANSACTIONS, request, deadline)
+        decided = {entry.producer_id for response in responses for entry in response.transaction_states}
+        return {each for each in still_open if each.producer_id in decided}
 
     async def offsets_of_existing(
         self, places: Iterable[TopicPartition], at: int, isolation: int, timeout_ms: float | None = None

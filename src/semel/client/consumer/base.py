@@ -408,6 +408,15 @@ class ConsumerBase(Generic[Connection]):
         """Where the readable part of each log ends: before the first open transaction under read_committed."""
         return await self._offsets_at(partitions, LATEST, timeout_ms)
 
+    async def _settled_ends(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
+        """The end offsets once all that is committed is visible, for who reads up to them and no further."""
+        from semel.client.admin.calls import AdminCalls
+
+        partitions = [*partitions]
+        if self.settings.reads_committed:
+            await AdminCalls(self.settings, self._engine.calls).await_markers(partitions)
+        return await self._end_offsets(partitions)
+
     async def _offsets_for_times(
         self,
         times: Mapping[TopicPartition, int | datetime] | Mapping[tuple[str, int], int | datetime],

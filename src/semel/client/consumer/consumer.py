@@ -49,6 +49,7 @@ class Consumer(ConsumerBase[BrokerConnection]):
     lag = blocked(ConsumerBase._lag)
     beginning_offsets = blocked(ConsumerBase._beginning_offsets)
     end_offsets = blocked(ConsumerBase._end_offsets)
+    settled_ends = blocked(ConsumerBase._settled_ends)
     offsets_for_times = blocked(ConsumerBase._offsets_for_times)
     partitions_for = blocked(ConsumerBase._partitions_for)
     topic_ids = blocked(ConsumerBase._topic_ids)

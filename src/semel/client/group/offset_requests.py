@@ -28,6 +28,7 @@ LAST_VERSION_WITH_NAMES = 9  # of OffsetCommit and OffsetFetch; later ones say t
 FIRST_FETCH_OF_GROUPS = 8
 CONSUMER_REPLICA = -1
 EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
 
 class FoundOffset(NamedTuple):
