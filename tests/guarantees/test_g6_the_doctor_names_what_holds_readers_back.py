@@ -367,12 +367,14 @@ def test_the_command_prints_json_and_says_by_its_exit_code_whether_something_was
     topic, id_ = cluster.unique("shown"), cluster.unique("shown'id")
     admin.create_topic(topic, partitions=1)
     with open_transaction(cluster, topic, id_):
-        assert main(["doctor", "-b", cluster.bootstrap, "--timeout", "120", "--long-transaction", "0", "--json"]) == 3
+        assert (
+            main(["doctor", "-b", cluster.bootstrap, "--timeout", "120", "--long-transaction", "0.001", "--json"]) == 3
+        )
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         (line,) = [each for each in lines if each["name"] == "long-transaction" and each["where"] == id_]
         assert line["certainty"] == "certain"
         assert set(line) == {"name", "where", "certainty", "title", "seen", "meaning", "cure", "is_command"}
-        assert main(["doctor", "-b", cluster.bootstrap, "--timeout", "120", "--long-transaction", "0"]) == 3
+        assert main(["doctor", "-b", cluster.bootstrap, "--timeout", "120", "--long-transaction", "0.001"]) == 3
         assert f"cure: {line['cure']}\n" in capsys.readouterr().out
         assert main(shlex.split(line["cure"])[1:]) == 0, "with the brokers in it, as it is printed"
 

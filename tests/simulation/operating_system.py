@@ -244,6 +244,7 @@ class ClientProcess:
 
     def _end(self) -> None:
         self.is_over = True
+        self._detach_finalizers()
         for each in self.sockets:
             each.reset()
         for fiber in self._fibers:
@@ -252,6 +253,14 @@ class ClientProcess:
             assert fiber.is_over or not fiber.is_started, f"{fiber} did not end"
         self._fibers = []
         self.on_end()
+
+    def _detach_finalizers(self) -> None:
+        """Those of producers that nobody closed: a process that is over runs nothing."""
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            _, call, _, _ = finalizer.peek()
+            thread = getattr(call, "__self__", None)
+            if isinstance(thread, SimulatedThread) and thread.fiber is not None and thread.fiber.process is self:
+                finalizer.detach()
 
     def next_event_s(self) -> float:
         if self.is_over:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from semel.client.consumer import Consumer
 from semel.client.errors import KafkaError
 from semel.client.group.offset_requests import committed_offsets, offset_fetch_request
 from semel.client.producer import Producer
+from semel.client.producer.deliveries import Delivery, TableDelivery
 from semel.client.types import TopicPartition
 from semel.patterns import process as loop
 from semel.patterns.process import Processor
@@ -74,6 +76,8 @@ TIMEOUTS = {
     (Producer, "send"): _blocks_s,
     (Producer, "send_table"): _blocks_s,
     (Producer, "close"): lambda _, timeout_ms: timeout_ms / 1000,
+    (Delivery, "result"): lambda _: inf,  # ends with delivery.timeout.ms; a poll that calls a listener does not
+    (TableDelivery, "result"): lambda _: inf,
     (Consumer, "partitions_for"): _calls_s,
     (Consumer, "commit"): _calls_s,
     (Consumer, "committed"): _calls_s,

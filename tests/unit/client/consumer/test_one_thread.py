@@ -15,7 +15,7 @@ from semel.client.consumer import Consumer
 from tests.support.waiting import PATIENCE_S, until
 
 LONG_MS = 600_000
-OPEN_TO_ALL = {"wakeup", "metrics"}
+OPEN_TO_ALL = {"wakeup", "metrics", "end_calls"}
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "subscribe": (["t"],),
     "assign": ([("t", 0)],),
@@ -24,6 +24,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "current_lag": (("t", 0),),
     "beginning_offsets": ([("t", 0)],),
     "end_offsets": ([("t", 0)],),
+    "settled_ends": ([("t", 0)],),
     "offsets_for_times": ({("t", 0): 0},),
     "partitions_for": ("t",),
 }
