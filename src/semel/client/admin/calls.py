@@ -400,6 +400,7 @@ class Admin(Closing):
 
     describe_transactions = blocking(AdminCalls.describe_transactions)
     producers_of = blocking(AdminCalls.producers_of)
+    await_markers = blocking(AdminCalls.await_markers)
     offsets_of_existing = blocking(AdminCalls.offsets_of_existing)
     committed_of_all = blocking(AdminCalls.committed_of_all)
     transaction_events = blocking(AdminCalls.transaction_events)
