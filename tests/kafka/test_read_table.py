@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -141,6 +142,15 @@ def test_a_table_larger_than_its_limit_is_an_error(cluster: Cluster, topic: str)
     fill(cluster, topic, 1000)
     with pytest.raises(semel.TableTooLargeError, match=r"limit_bytes \(5000\)"):
         semel.read_table(topic, bootstrap_servers=cluster.bootstrap, limit_bytes=5000)
+
+
+def test_brokers_that_do_not_respond_are_not_taken_for_a_missing_topic(monkeypatch) -> None:
+    monkeypatch.setattr("semel.client.read_table.LOOKUP_MS", 500)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(semel.KafkaError, match="did not respond") as raised:
+            semel.read_table("t", bootstrap_servers=address)
+    assert not isinstance(raised.value, semel.UnknownPartitionError)
 
 
 def test_records_that_come_after_the_call_are_left_out(cluster: Cluster, topic: str, monkeypatch) -> None:

@@ -69,7 +69,7 @@ def _partitions(consumer: Consumer, topic: str, wanted: Iterable[int] | None) ->
     try:
         known = consumer.partitions_for(topic, timeout_ms=LOOKUP_MS)
     except TimedOutError as error:
-        if error.code is ErrorCode.NETWORK_EXCEPTION:
+        if error.code in (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT):
             raise  # nothing is known of the topic
         raise UnknownPartitionError(f"topic {topic!r} cannot be read: {error}", error.code) from error
     numbers = sorted(known if wanted is None else set(wanted))
